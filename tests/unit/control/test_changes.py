@@ -41,7 +41,7 @@ class Sink:
         self.entries.append((entry_type, audit_fields(entry_type, fields)))
 
 
-class Told:
+class Reports:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.audit = Sink()
         self.metrics = Metrics(CollectorRegistry())
@@ -62,9 +62,9 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def reports(monkeypatch: pytest.MonkeyPatch) -> Reports:
     """A change log with its audit log, metrics and operator log."""
-    return Told(monkeypatch)
+    return Reports(monkeypatch)
 
 
 def counters(drafts: int, accepted: int) -> SpecDecodeCounters:
@@ -91,11 +91,11 @@ STOPPED = snapshot(
 )
 
 
-def test_audit_metric_log_and_event_agree_on_a_change(told):
-    told.changes.record(DRAFTING, STOPPED)
-    (change,) = told.changes.since(0)
-    ((entry_type, fields),) = told.audit.entries
-    (line,) = told.lines
+def test_audit_metric_log_and_event_agree_on_a_change(reports):
+    reports.changes.record(DRAFTING, STOPPED)
+    (change,) = reports.changes.since(0)
+    ((entry_type, fields),) = reports.audit.entries
+    (line,) = reports.lines
     assert entry_type is EntryType.SPECULATION_CHANGED
     for name in ("worker", "model", "mode", "previous_mode", "reason", "avoided", "drafts"):
         assert fields[name] == getattr(change, name)
@@ -107,16 +107,16 @@ def test_audit_metric_log_and_event_agree_on_a_change(told):
     assert (line["event"], line["worker"], line["mode"]) == ("speculation_changed", "w1", "target_only")
     assert (line["reason"], line["acceptance_length"], line["detail"]) == ("collapsed", 1.06, "1-8: 0")
     assert "dropped_fields" not in line
-    assert told.counted(SpeculationMode.TARGET_ONLY, Reason.COLLAPSED) == 1
+    assert reports.counted(SpeculationMode.TARGET_ONLY, Reason.COLLAPSED) == 1
     assert change.time == "2027-01-15T08:00:00.123+00:00"
 
 
-def test_the_audit_log_can_encode_a_change(told):
+def test_the_audit_log_can_encode_a_change(reports):
     """With and without an acceptance length."""
-    told.changes.record(DRAFTING, STOPPED)
-    told.changes.record(snapshot(), snapshot(avoid=True))
-    assert len(told.audit.entries) == 2
-    for entry_type, fields in told.audit.entries:
+    reports.changes.record(DRAFTING, STOPPED)
+    reports.changes.record(snapshot(), snapshot(avoid=True))
+    assert len(reports.audit.entries) == 2
+    for entry_type, fields in reports.audit.entries:
         entry = Entry(
             log="a.local/audit",
             id=new_entry_id(1, bytes(10)),
@@ -138,9 +138,9 @@ def test_the_audit_log_can_encode_a_change(told):
         (snapshot(), snapshot(last=None)),
     ],
 )
-def test_another_reason_or_a_first_table_is_not_a_change(told, before, after):
-    told.changes.record(before, after)
-    assert (told.changes.since(0), told.audit.entries, told.lines) == ((), [], [])
+def test_another_reason_or_a_first_table_is_not_a_change(reports, before, after):
+    reports.changes.record(before, after)
+    assert (reports.changes.since(0), reports.audit.entries, reports.lines) == ((), [], [])
 
 
 @pytest.mark.parametrize(
@@ -151,61 +151,61 @@ def test_another_reason_or_a_first_table_is_not_a_change(told, before, after):
         snapshot(buckets=MappingProxyType({4: Bucket(draft_tokens=0)}), basis=Reason.BELOW_BREAK_EVEN),
     ],
 )
-def test_another_mode_table_or_avoidance_is_a_change(told, after):
-    told.changes.record(snapshot(), after)
-    (change,) = told.changes.since(0)
+def test_another_mode_table_or_avoidance_is_a_change(reports, after):
+    reports.changes.record(snapshot(), after)
+    (change,) = reports.changes.since(0)
     assert (change.mode, change.reason) == (after.decision.mode, after.decision.basis)
     assert (change.avoided, change.table) == (after.decision.avoid, show_table(after.decision.table))
 
 
-def test_a_change_reports_the_window_that_was_judged(told):
+def test_a_change_reports_the_window_that_was_judged(reports):
     """A decision starts a new window; its evidence is in the one before."""
-    told.changes.record(DRAFTING, replace(STOPPED, figures=SpeculationFigures()))
-    (change,) = told.changes.since(0)
+    reports.changes.record(DRAFTING, replace(STOPPED, figures=SpeculationFigures()))
+    (change,) = reports.changes.since(0)
     assert (change.drafts, change.acceptance_length) == (400, 1.06)
 
 
-def test_a_change_without_drafts_has_no_acceptance_length(told):
+def test_a_change_without_drafts_has_no_acceptance_length(reports):
     """1.0 would read as a collapse."""
-    told.changes.record(snapshot(), snapshot(SpeculationMode.TARGET_ONLY, basis=Reason.OPERATOR_OVERRIDE))
-    (change,) = told.changes.since(0)
+    reports.changes.record(snapshot(), snapshot(SpeculationMode.TARGET_ONLY, basis=Reason.OPERATOR_OVERRIDE))
+    (change,) = reports.changes.since(0)
     assert (change.drafts, change.acceptance_length) == (0, None)
-    assert "acceptance_length" not in told.audit.entries[0][1]
+    assert "acceptance_length" not in reports.audit.entries[0][1]
 
 
-def test_a_worker_without_a_known_model_is_reported_as_unknown(told):
+def test_a_worker_without_a_known_model_is_reported_as_unknown(reports):
     """An entry needs a model."""
-    told.changes.record(replace(DRAFTING, models=()), replace(STOPPED, models=()))
-    assert told.audit.entries[0][1]["model"] == "unknown"
+    reports.changes.record(replace(DRAFTING, models=()), replace(STOPPED, models=()))
+    assert reports.audit.entries[0][1]["model"] == "unknown"
 
 
 @pytest.mark.parametrize("refusal", [AuditUnavailableError("the disk is full"), AuditEntryError("too large")])
-def test_a_change_that_the_audit_log_refuses_is_made_and_logged(told, refusal):
+def test_a_change_that_the_audit_log_refuses_is_made_and_logged(reports, refusal):
     """It alters how fast tokens come, never which."""
-    told.audit.refusal = refusal
-    told.changes.record(DRAFTING, STOPPED)
-    assert [change.reason for change in told.changes.since(0)] == [Reason.COLLAPSED]
-    assert told.counted(SpeculationMode.TARGET_ONLY, Reason.COLLAPSED) == 1
-    assert [line["event"] for line in told.lines] == ["speculation_changed", "audit_entry_refused"]
-    assert (told.lines[1]["reason"], told.lines[1]["error"]) == ("speculation.changed", str(refusal))
+    reports.audit.refusal = refusal
+    reports.changes.record(DRAFTING, STOPPED)
+    assert [change.reason for change in reports.changes.since(0)] == [Reason.COLLAPSED]
+    assert reports.counted(SpeculationMode.TARGET_ONLY, Reason.COLLAPSED) == 1
+    assert [line["event"] for line in reports.lines] == ["speculation_changed", "audit_entry_refused"]
+    assert (reports.lines[1]["reason"], reports.lines[1]["error"]) == ("speculation.changed", str(refusal))
 
 
-def test_changes_are_numbered_and_listed_after_a_number(told):
+def test_changes_are_numbered_and_listed_after_a_number(reports):
     """Oldest first; with the last number only new ones follow."""
-    told.changes.record(DRAFTING, STOPPED)
-    told.changes.record(STOPPED, DRAFTING)
-    first, second = told.changes.since(0)
+    reports.changes.record(DRAFTING, STOPPED)
+    reports.changes.record(STOPPED, DRAFTING)
+    first, second = reports.changes.since(0)
     assert (first.sequence, second.sequence) == (1, 2)
-    assert told.changes.since(1) == (second,)
-    assert told.changes.since(2) == ()
+    assert reports.changes.since(1) == (second,)
+    assert reports.changes.since(2) == ()
 
 
-def test_only_the_latest_changes_are_kept(told):
+def test_only_the_latest_changes_are_kept(reports):
     """A worker that alternates for a year needs no memory; the numbers continue."""
     for _ in range(KEPT):
-        told.changes.record(DRAFTING, STOPPED)
-        told.changes.record(STOPPED, DRAFTING)
-    kept = told.changes.since(0)
+        reports.changes.record(DRAFTING, STOPPED)
+        reports.changes.record(STOPPED, DRAFTING)
+    kept = reports.changes.since(0)
     assert [change.sequence for change in kept] == list(range(KEPT + 1, 2 * KEPT + 1))
 
 

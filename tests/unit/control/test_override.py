@@ -1,4 +1,4 @@
-"""An override holds for whom it names, and never for good."""
+"""An override holds for the workers that it names, and always ends."""
 
 import asyncio
 from collections.abc import Iterator

@@ -419,7 +419,7 @@ async def test_only_one_worker_is_recycled_at_a_time():
     assert world.recycler.current == A
     for name in (A, B):
         with pytest.raises(ControlRefusedError, match="worker a is being recycled"):
-            await world.recycler.recycle(name, with_draft=True, reason=Reason.COLLAPSED)
+            await world.recycler.begin(name, with_draft=True, reason=Reason.COLLAPSED)
     assert await task is RecycleResult.RECYCLED
     assert world.recycler.current is None
     assert world.recycler.refusal(B) is None
@@ -563,7 +563,7 @@ async def test_a_worker_that_leaves_ends_its_recycle(at, result):
     world.at[at] = lambda: (world.pool.leave(A), world.engines.pop(A))
     world.pool.begin(A)
     world.at[0.1] = lambda: world.pool.end(A)
-    assert await world.recycler.recycle(A, with_draft=True, reason=Reason.COLLAPSED) is result
+    assert await world.recycler.begin(A, with_draft=True, reason=Reason.COLLAPSED) is result
     assert world.pool.snapshot(A) is None
 
 

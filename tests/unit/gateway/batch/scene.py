@@ -1,4 +1,4 @@
-"""A gateway's batches with everything real but the gateway, the workers and the clock."""
+"""One gateway's batches: everything is real but the gateway's requests, the workers and the clock."""
 
 import asyncio
 import json
@@ -34,20 +34,18 @@ _, OTHER_KEY = make_key(bytes(range(1, 38)))
 
 
 def requests(*ids, body=BODY):
-    """The input of a batch."""
     lines = [{"custom_id": each, "method": "POST", "url": CHAT, "body": body} for each in ids]
     return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
 
 
 class Sink:
-    """An audit log that remembers its entries, and can be told to refuse."""
+    """An audit log in memory, which refuses entries if `refusal` is set."""
 
     def __init__(self):
         self.entries = []
         self.refusal = None
 
     def submit(self, entry_type, /, **fields):
-        """Take an entry."""
         if self.refusal is not None:
             raise self.refusal
         self.entries.append({"type": str(entry_type), **audit_fields(entry_type, fields)})
@@ -56,36 +54,28 @@ class Sink:
         return done
 
     async def confirm(self, pending):
-        """Return at once."""
         return await pending
 
     def of(self, entry_type):
-        """Every entry of a type."""
         return [entry for entry in self.entries if entry["type"] == entry_type]
 
 
 class Answers:
-    """Answers lines as the test wants; counts how often each was asked."""
+    """Answers lines as the test sets; counts the requests of each."""
 
     def __init__(self):
         self.asked = Counter()
-        self.statuses = {}
-        """Statuses of the next answers, by custom id."""
-        self.held = asyncio.Event()
-        """Answers come while it is set."""
+        self.statuses = {}  # of the next answers, by custom id
+        self.held = asyncio.Event()  # answers arrive while it is set
         self.held.set()
-        self.limit = None
-        """How many are answered at once; the others are refused with 429.  None: all."""
+        self.limit = None  # concurrent answers, the others are refused with 429; None: no limit
         self.refused = 0
-        self.allowed = None
-        """How many more are answered; those after them wait for good.  None: all."""
+        self.allowed = None  # answers left, later ones wait for ever; None: no limit
         self.at_once = 0
         self.most_at_once = 0
-        self.left = []
-        """Whether the client was said to have left, of each line that was broken off."""
+        self.left = []  # whether the client of each aborted line counts as gone
 
     async def ask(self, batch, line, caller, reply):
-        """Answer one line."""
         self.asked[line.custom_id] += 1
         is_too_many = self.limit is not None and self.at_once >= self.limit
         self.at_once += 1
@@ -112,31 +102,27 @@ class Answers:
 
 
 class OpenGate:
-    """Lets in as many lines as it is told."""
+    """Admits as many lines as the test sets."""
 
     room = 4
     lines = 0
 
     def admits(self, model, mine):
-        """Whether there is room."""
         return self.lines < self.room
 
     @contextmanager
     def batch(self):
-        """Count nothing."""
         yield
 
     def line_started(self):
-        """Count a line."""
         self.lines += 1
 
     def line_ended(self):
-        """Count it no more."""
         self.lines -= 1
 
 
 class Scene:
-    """One gateway, which can be started again on the same directory."""
+    """One gateway, which can restart on the same directory."""
 
     def __init__(self, directory, *, content=ContentPolicy.NONE, gateway="one", parallel=8, **settings):
         self.directory, self.parallel = directory, parallel
@@ -159,7 +145,7 @@ class Scene:
         self.build()
 
     def build(self):
-        """Make everything anew, as a start does."""
+        """Make every part from the directory, as a start does."""
         self.vault = FileVault(
             self.directory / "files",
             self.gateway,
@@ -198,16 +184,14 @@ class Scene:
         )
 
     def new_id(self):
-        """An id of its own."""
         return new_entry_id(int(self.clock() * 1000), os.urandom(10))
 
     def caller(self, tenant="acme"):
-        """Somebody with a key."""
+        """A caller with a key."""
         owner = self.tenants.tenant(tenant)
         return find_owner(self.tenants, tenant, owner.keys[0].key_id, self.clock())
 
     async def upload(self, content, tenant="acme", **more):
-        """Take a file in."""
         receiving = await self.files.receive(self.caller(tenant))
         try:
             await receiving.write(content)
@@ -218,12 +202,11 @@ class Scene:
             raise
 
     async def begin(self, content, tenant="acme", window_seconds=3600):
-        """Take a file and its batch in."""
+        """Upload a file and create its batch."""
         stored = await self.upload(content, tenant)
         return await self.begin_with(stored.file_id, tenant, window_seconds)
 
     async def begin_with(self, file_id, tenant="acme", window_seconds=3600):
-        """Take a batch in."""
         order = BatchRequest(
             input_file_id=file_id,
             endpoint=CHAT,
@@ -235,26 +218,25 @@ class Scene:
         return await self.batches.create(self.caller(tenant), order, client="loopback")
 
     def row(self, batch):
-        """What the database says of a batch now."""
+        """The batch as the database has it."""
         return self.store.batch(batch.tenant, batch.batch_id)
 
     async def lines(self, tenant, file_id):
-        """The lines of an output."""
         stored = await self.files.get(tenant, file_id)
         text = b"".join([piece async for piece in self.files.read(stored)])
         return [json.loads(line) for line in text.splitlines()]
 
     def on_disk(self):
-        """Names of everything in the gateway's directory."""
+        """Names of all files in the gateway's directory."""
         return {path.name for path in (self.directory / "files" / self.gateway).iterdir()}
 
 
 class Silent:
-    """A logger nobody reads."""
+    """A logger without output."""
 
     def warning(self, *_args, **_fields):
-        """Say nothing."""
+        pass
 
     def exception(self, event, **fields):
-        """A defect is one in a test, too."""
+        """A defect in a batch fails the test."""
         raise AssertionError(event, fields)

@@ -1,4 +1,4 @@
-"""Which states of a batch may follow which, and whose turn is next."""
+"""The order of a batch's states, and which batch is next."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def batch(tenant, number):
 
 
 def test_every_state_can_be_reached_and_every_open_one_can_end():
-    """No state is a dead end, and none is there for nothing."""
+    """No state is a dead end or unreachable."""
     reached, frontier = {Status.VALIDATING}, [Status.VALIDATING]
     while frontier:
         new = FOLLOWS[frontier.pop()] - reached
@@ -49,7 +49,7 @@ def test_completed_follows_finalizing_only():
 
 
 def test_tenant_with_fewest_running_batches_is_next():
-    """Next is the tenant that has the fewest running; of its batches the oldest."""
+    """The tenant with the fewest running ones; of its batches the oldest."""
     waiting = [batch("greedy", number) for number in (1, 2, 3)] + [batch("modest", 9), batch("modest", 8)]
     assert pick_next(waiting, {"greedy": 1}).batch_id == batch("modest", 8).batch_id
     assert pick_next(waiting, {}).batch_id == batch("greedy", 1).batch_id

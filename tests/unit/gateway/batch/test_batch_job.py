@@ -1,4 +1,4 @@
-"""A batch from its input to its end: every line answered once, whatever comes between."""
+"""A batch from its input to its end: every line is answered once, whatever happens in between."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ def scene(request, tmp_path):
 
 
 async def run(scene, batch):
-    """Run a batch from wherever it is; return what became of it."""
+    """Run a batch from its current state; return its row."""
     await BatchJob(scene.row(batch), scene.parts).run()
     return scene.row(batch)
 
 
 async def test_every_line_is_in_the_outputs(scene):
-    """OpenAI's shapes, counts and states; nothing is left of the journal."""
+    """OpenAI's shapes, counts and states; no journal is left."""
     scene.answers.statuses = {"line-3": [400]}
     batch = await scene.begin(requests(*IDS))
     ended = await run(scene, batch)
@@ -51,7 +51,7 @@ async def test_every_line_is_in_the_outputs(scene):
 
 
 async def test_audit_log_records_files_batch_and_end(scene):
-    """TenantFiles, batch and its end, linked by their ids; never what is in them."""
+    """Files, batch and its end, linked by their ids; never their content."""
     batch = await scene.begin(requests("a"))
     ended = await run(scene, batch)
     kinds = [entry["type"] for entry in scene.sink.entries]
@@ -66,7 +66,7 @@ async def test_audit_log_records_files_batch_and_end(scene):
 
 
 async def test_content_on_disk_follows_the_tenants_policy(scene):
-    """Encrypted for a tenant whose content is, all of it; the keys lie apart."""
+    """All of it is encrypted for a tenant whose policy says so; the keys are in another directory."""
     encrypted = scene.caller().tenant.content is ContentPolicy.ENCRYPTED
     scene.gate.room, scene.answers.allowed = 1, 1
     batch = await scene.begin(requests("a", "b"))
@@ -83,7 +83,7 @@ async def test_content_on_disk_follows_the_tenants_policy(scene):
 
 
 async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
-    """Stopped again and again wherever it happens to be, begun again from the disk each time."""
+    """Stopped at any moment, again and again, and resumed from the disk each time."""
     scene.answers.statuses = {each: [500] for each in IDS[::7]}
     batch = await scene.begin(requests(*IDS))
     starts = 0
@@ -96,7 +96,7 @@ async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
         await asyncio.sleep(0.002 * (starts % 5))
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
-        threads.shutdown()  # no thread of a process outlives it
+        threads.shutdown()  # threads end with their process
         threads = ThreadPoolExecutor()
         scene.build()
         starts += 1
@@ -112,7 +112,7 @@ async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
 
 @pytest.mark.parametrize("step", ["write_outputs", "announce", "move", "remove"])
 async def test_crash_while_finalizing_changes_no_result(scene, monkeypatch, step):
-    """Outputs that nobody was told of are made again, from the same journal."""
+    """Outputs without a row are written again, from the same journal."""
     batch = await scene.begin(requests(*IDS))
 
     def die(*_args, **_more):
@@ -174,7 +174,7 @@ async def test_too_long_line_is_reported(scene):
 
 
 async def test_cancelled_batch_returns_finished_results(scene):
-    """RunningLines under way are broken off as if the client had left; the rest is told in the error file."""
+    """Lines in flight are aborted as if the client had left; the error file has the rest."""
     scene.gate.room, scene.answers.allowed = 2, 6
     batch = await scene.begin(requests(*IDS))
     job = BatchJob(scene.row(batch), scene.parts)
@@ -219,7 +219,7 @@ async def test_expired_batch_returns_finished_results(scene):
 
 
 async def test_revoking_its_key_stops_a_batch(scene):
-    """No line runs under a key that opens nothing; what was done stays the tenant's."""
+    """No line runs under a revoked key; the finished results stay the tenant's."""
     scene.gate.room = 1
     batch = await scene.begin(requests(*IDS))
     running = asyncio.ensure_future(run(scene, batch))
@@ -255,7 +255,7 @@ async def test_erasing_its_input_ends_a_batch_without_outputs(scene):
 
 
 async def test_content_erased_while_its_batch_ends_leaves_no_outputs(scene, monkeypatch):
-    """They are written, but never known, and the next try finds that there is nothing to do."""
+    """They are written, but get no row; the next try finds nothing to do."""
     batch = await scene.begin(requests("a"))
     record_end = BatchJob._record_end
 
@@ -272,7 +272,7 @@ async def test_content_erased_while_its_batch_ends_leaves_no_outputs(scene, monk
 
 
 async def test_after_a_temporary_refusal_one_line_is_tried_first(scene):
-    """A limit is not run into by every line again and again: each refusal is an entry in the log."""
+    """Not every line meets the limit: each refusal is an entry in the log."""
     scene.answers.statuses = {each: [429, 503, 429] for each in IDS}
     batch = await scene.begin(requests(*IDS))
     running = asyncio.ensure_future(run(scene, batch))
@@ -290,7 +290,7 @@ async def test_after_a_temporary_refusal_one_line_is_tried_first(scene):
 
 
 async def test_concurrency_adapts_to_the_tenants_limit(scene):
-    """Otherwise every line that is answered would have some others refused, each an entry in the log."""
+    """Otherwise every answered line would have several others refused, each an entry in the log."""
     scene.answers.limit, scene.gate.room = 2, 16
     batch = await scene.begin(requests(*(f"line-{number}" for number in range(200))))
     running = asyncio.ensure_future(run(scene, batch))
@@ -300,7 +300,7 @@ async def test_concurrency_adapts_to_the_tenants_limit(scene):
         await asyncio.sleep(0.002)
     assert (await running).counts.completed == 200
     assert scene.answers.refused < 100
-    # A second for each time the limit was met, never the minute that a row of refusals takes.
+    # One second for each refusal, never the minute that refusals in a row take.
     assert scene.clock.now - began < 300
 
 
@@ -314,7 +314,7 @@ async def test_line_that_fails_repeatedly_is_given_up(scene):
 
 
 async def test_results_that_cannot_be_stored_are_requested_again(scene, monkeypatch):
-    """A full disk stops the batch; nothing is counted that is not durable."""
+    """A full disk stops the batch; only durable results count."""
     batch = await scene.begin(requests(*IDS))
     with monkeypatch.context() as patch:
 

@@ -1,4 +1,4 @@
-"""What may be asked for with a new batch."""
+"""The body of a request for a new batch."""
 
 import pytest
 
@@ -23,14 +23,14 @@ def test_request_of_the_openai_client_is_parsed():
 
 
 def test_absent_members_have_defaults():
-    """Metadata and expiry need not be said; null is the same as nothing."""
+    """Metadata and expiry are optional; null means absent."""
     order = parse_batch_request({**LEAST, "metadata": None, "output_expires_after": None})
     assert (order.metadata, order.output_seconds) == ({}, None)
 
 
 @pytest.mark.parametrize(("window", "seconds"), [("1h", 3600), ("24h", 86_400), ("14d", 1_209_600)])
 def test_a_window_may_be_hours_or_days(window, seconds):
-    """A weekend is longer than the 24 hours that OpenAI knows."""
+    """A weekend is longer than OpenAI's only value, 24 hours."""
     assert parse_batch_request({**LEAST, "completion_window": window}).window_seconds == seconds
 
 
@@ -64,7 +64,7 @@ def test_invalid_member_is_refused_by_name(change, param):
 
 
 def test_every_endpoint_is_accepted():
-    """As the message about a wrong one says; and each is a route that takes a body."""
+    """Those that the error message lists; each is a route with a body."""
     assert set(ENDPOINTS) <= set(ROUTES)
     assert {parse_batch_request({**LEAST, "endpoint": endpoint}).endpoint for endpoint in ENDPOINTS} == set(
         ENDPOINTS

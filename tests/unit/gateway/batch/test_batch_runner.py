@@ -1,4 +1,4 @@
-"""Which batches are run, when, and what becomes of one that cannot go on."""
+"""Which batches run, when, and what happens to one that cannot continue."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def test_open_batches_resume_after_a_crash(scene, tmp_path):
 
 
 async def test_ended_batch_is_not_started_again(scene):
-    """Also where it ended while the database was being asked what is open."""
+    """Even if it ended during the query for open batches."""
     running = asyncio.ensure_future(scene.runner.run())
     batches = [await scene.begin(requests(*"abc")) for _ in range(10)]
     await until(lambda: all(scene.row(batch).status in ENDED for batch in batches))
@@ -101,7 +101,7 @@ async def test_cancellation_on_another_gateway_is_applied(scene):
 
 
 async def test_stop_aborts_lines_and_starts_none(scene):
-    """The log says of those lines that the gateway stopped, not that a client left."""
+    """The log records for them that the gateway stopped, not that a client left."""
     scene.answers.held.clear()
     first = await scene.begin(requests("a"))
     running = asyncio.ensure_future(scene.runner.run())

@@ -1,4 +1,4 @@
-"""Which erasures destroy the keys of files: of everything before a time, not of named requests."""
+"""Which erasures destroy files' keys: those of all content before a time, not those of single requests."""
 
 import os
 
@@ -14,7 +14,7 @@ EARLY_MS, LATE_MS = 1_000_000, 2_000_000
 
 @pytest.fixture
 def made(tmp_path):
-    """The key directory, and two keys of files of one tenant and one of another."""
+    """The key directory, with two file keys of one tenant and one of another."""
     clock = Clock(0.0)
     keys = PayloadKeys(tmp_path / "k", master_key=None, key_days=7, clock=clock, random_bytes=os.urandom)
     clock.now = EARLY_MS / 1000

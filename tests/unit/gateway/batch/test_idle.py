@@ -1,4 +1,4 @@
-"""When a line of a batch may begin."""
+"""When a line of a batch may start."""
 
 from dataclasses import replace
 
@@ -24,13 +24,12 @@ def worker(name="w1", *, model="demo", running=0, waiting=0, healthy=True):
 
 
 def test_an_idle_worker_takes_a_line():
-    """Nobody else wants it."""
     assert may_begin("demo", ALONE, IDLE, [worker()], {})
 
 
 @pytest.mark.parametrize(("running", "begins"), [(4, True), (5, False)])
 def test_a_worker_at_its_share_takes_none(running, begins):
-    """Everybody's requests count: those of other gateways are in what the worker says."""
+    """All clients' requests count: the worker reports those of other gateways."""
     assert may_begin("demo", ALONE, IDLE, [worker(running=running)], {}) is begins
 
 
@@ -50,14 +49,14 @@ def test_no_line_starts_while_requests_wait():
 
 
 def test_two_workers_have_twice_the_share():
-    """And one that is down has none."""
+    """One that is down has none."""
     busy = [worker(running=5), worker("w2", running=4)]
     assert may_begin("demo", ALONE, IDLE, busy, {})
     assert not may_begin("demo", ALONE, IDLE, [busy[0], replace(busy[1], healthy=False)], {})
 
 
 def test_unknown_model_is_answered_at_once_without_waiting():
-    """A worker that is away comes back; a wrong name never does, and its line must hear so."""
+    """A missing worker comes back; a wrong name stays wrong, and its line needs the error."""
     assert not may_begin("demo", ALONE, IDLE, [], {})
     assert not may_begin("demo", ALONE, IDLE, [worker(healthy=False)], {})
     assert may_begin("wrong", ALONE, IDLE, [worker()], {})

@@ -1,4 +1,4 @@
-"""Results are kept once, whatever a crash leaves of the file they are kept in."""
+"""Results are kept once, whatever a crash leaves of the journal's file."""
 
 import os
 
@@ -22,7 +22,7 @@ def pieces(request):
 
 
 def test_journal_reads_back_added_results(tmp_path, pieces):
-    """Numbers, how it ended, and the lines, in the order they came."""
+    """Numbers, success and lines, in the order they were added."""
     wanted = [result(3), result(1, succeeded=False), result(2)]
     journal = ResultJournal.open(tmp_path / "j", pieces)
     journal.add(wanted[:2])
@@ -37,7 +37,7 @@ def test_journal_reads_back_added_results(tmp_path, pieces):
 
 
 def test_torn_write_keeps_whole_results_only(tmp_path, pieces):
-    """Every cut of the last record: what was before is kept, what comes after is readable."""
+    """At every cut of the last record: earlier results are kept, later ones are readable."""
     path = tmp_path / "j"
     journal = ResultJournal.open(path, pieces)
     journal.add([result(1), result(2)])
@@ -55,7 +55,7 @@ def test_torn_write_keeps_whole_results_only(tmp_path, pieces):
 
 
 def test_noise_after_a_torn_write_is_not_a_result(tmp_path, pieces):
-    """After a power cut the length of a file may be right and its end not written."""
+    """After a power cut a file may have its full length, but not its last bytes."""
     path = tmp_path / "j"
     journal = ResultJournal.open(path, pieces)
     journal.add([result(1), result(2)])
@@ -68,7 +68,7 @@ def test_noise_after_a_torn_write_is_not_a_result(tmp_path, pieces):
 
 
 def test_journal_has_mode_0600_and_may_be_sealed(tmp_path):
-    """Mode 0600; with a key, nothing of the content is in the file."""
+    """With a key, no content is readable in the file."""
     journal = ResultJournal.open(tmp_path / "j", SealedPieces(KEY, "a batch", os.urandom))
     journal.add([result(1, line="an unmistakable secret")])
     journal.close()

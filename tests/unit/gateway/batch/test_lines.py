@@ -1,4 +1,4 @@
-"""The lines of a batch's input: what is a request, and what is told about what is none."""
+"""The lines of a batch's input: which are requests, and which problem the others have."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_custom_id_must_be_unique():
 
 
 def test_a_good_file_has_no_problems():
-    """Its lines are counted, and its model is known if there is one."""
+    """Its lines are counted, and its model is known if all lines name the same one."""
     judged = check(line("a"), line("b"))
     assert (judged.problems, judged.total, judged.model) == ([], 2, "demo")
     assert check(line("a"), line("b", body={**BODY, "model": "other"})).model is None
@@ -84,7 +84,7 @@ def test_empty_file_is_refused():
 
 
 def test_a_file_with_too_many_requests_is_not_read_further():
-    """The line at which it became too many is told."""
+    """The first line beyond the maximum is reported."""
     judged = check(line("a"), line("b"), line("c"), most=2)
     assert judged.has_enough
     assert (judged.problems[0].code, judged.problems[0].line) == ("too_many_requests", 3)

@@ -1,4 +1,4 @@
-"""Under whose name a batch goes on."""
+"""The caller that a batch's lines run as."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ def find(tenant, key_id=KEY.key_id, name="acme"):
 
 
 def test_valid_key_authenticates_its_tenant():
-    """As the tenant is now: its models and modes are those of today."""
+    """With its current models and modes."""
     assert find(ACME).tenant is ACME
     assert find(ACME).key is KEY
 
@@ -26,13 +26,13 @@ def test_revoked_or_expired_key_stops_its_batches():
 
 
 def test_a_tenant_that_is_gone_or_disabled_stops_its_batches():
-    """Whatever its keys say."""
+    """Whatever its keys are."""
     assert find(replace(ACME, disabled=True)) is None
     assert find(ACME, name="other") is None
 
 
 def test_batch_of_an_oidc_caller_runs_while_its_tenant_exists():
-    """It has expired long before its batch is run: the tenant decides."""
+    """The token expires long before the batch runs: the tenant decides."""
     owner = find(ACME, key_id="oidc:1234")
     assert (owner.tenant, owner.key.key_id) == (ACME, "oidc:1234")
     assert find(replace(ACME, disabled=True), key_id="oidc:1234") is None

@@ -1,4 +1,4 @@
-"""RunningLines of the output and the error file, and which answers are worth another try."""
+"""Lines of the output and the error file, and which answers are retried."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_answer_that_is_not_json_is_a_failure():
 
 
 def test_a_refused_line_goes_to_the_error_file_with_its_answer():
-    """As OpenAI has it: a response with its status, and no error beside it."""
+    """OpenAI's form: a response with its status, and `error` null."""
     result = answered(1, "a", answer(status=400, body='{"error":{"message":"bad"}}'))
     assert not result.succeeded
     line = json.loads(result.line)
@@ -57,7 +57,7 @@ def test_unfinished_line_has_a_reason():
 
 
 def test_line_over_a_limit_is_not_retried():
-    """It would be refused again until the window ends, and hold up the others."""
+    """It would be refused until the window ends, and block the others."""
     too_large = LineAnswer(request_id="r", status=429, body="{}", may_pass=False)
     assert not should_try_again(too_large, 1)
 
@@ -76,5 +76,5 @@ def test_line_over_a_limit_is_not_retried():
     ],
 )
 def test_temporary_refusals_are_retried_and_failures_three_times(status, tries, again):
-    """Limits and missing workers cost nothing but time; a line that breaks workers must end."""
+    """Limits and missing workers cost only time; a line that breaks workers must end."""
     assert should_try_again(answer(status=status), tries) is again

@@ -1,4 +1,4 @@
-"""TenantFiles of tenants: theirs alone, bounded, and gone when they say so or their time has come."""
+"""Tenants' files: private, bounded, and removed when they are deleted or expire."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ async def test_file_is_returned_unchanged_to_its_tenant_only(scene):
 
 
 async def test_lists_are_read_page_by_page_in_both_directions(scene):
-    """A cursor is the last id of the page before; one more than asked for says that there are more."""
+    """A cursor is the last id of the page before; one extra row means that there are more."""
     made = []
     for _ in range(3):
         scene.clock.now += 1
@@ -67,7 +67,7 @@ async def test_lists_are_read_page_by_page_in_both_directions(scene):
 
 
 async def test_a_deleted_file_is_gone_with_its_bytes_and_its_key(scene):
-    """And the log says who said so."""
+    """The log records the key that deleted it."""
     stored = await scene.upload(CONTENT)
     caller = scene.caller()
     await scene.files.delete(caller, stored.file_id)
@@ -112,7 +112,7 @@ async def test_expired_files_are_removed_unless_a_batch_reads_them(scene):
 
 
 async def test_the_input_of_an_open_batch_cannot_be_deleted(scene):
-    """The client is told which way out there is."""
+    """The error says to cancel the batch."""
     batch = await scene.begin(CONTENT)
     with pytest.raises(BatchConflictError, match="cancel"):
         await scene.files.delete(scene.caller(), batch.input_file_id)
@@ -122,7 +122,7 @@ async def test_the_input_of_an_open_batch_cannot_be_deleted(scene):
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (600, 401)])
 async def test_tenant_storage_is_limited(scene, sizes):
-    """By number and by bytes; what was refused leaves nothing, and others are not concerned."""
+    """By number and by bytes; a refused file leaves nothing, and other tenants are not affected."""
     for size in sizes[:-1]:
         await scene.upload(b"x" * size)
     before = scene.on_disk(), scene.keys.names(), len(scene.sink.entries)
@@ -133,7 +133,7 @@ async def test_tenant_storage_is_limited(scene, sizes):
 
 
 async def test_concurrent_uploads_cannot_exceed_the_quota(scene):
-    """Each finds room; one of them comes last, and the log says that it was refused."""
+    """Each finds room; the later one is refused, and the log records it."""
     both = await asyncio.gather(*(scene.upload(b"x" * 600) for _ in range(2)), return_exceptions=True)
     assert sorted(type(each).__name__ for each in both) == ["StorageQuotaError", "StoredFile"]
     assert len(scene.on_disk()) == 1
@@ -149,7 +149,7 @@ async def test_too_large_upload_is_refused_while_it_arrives(scene):
 
 
 async def test_a_nearly_full_disk_takes_no_files(tmp_path):
-    """The audit log, without which nothing is served, may lie on the same one."""
+    """The audit log, without which no request is served, may be on the same disk."""
     scene = Scene(tmp_path)
     scene.vault._keep_free_bytes = 2**62
     with pytest.raises(StorageUnavailableError, match="nearly full"):
@@ -166,7 +166,7 @@ async def test_file_without_audit_entry_does_not_exist(scene):
 
 
 async def test_erase_removes_files_and_batch_outputs(scene):
-    """By time: what came later stays, and so does another tenant's."""
+    """By time: later content stays, and another tenant's."""
     early, theirs = await scene.upload(b"x"), await scene.upload(b"y", "other")
     scene.clock.now += 100
     late = await scene.upload(b"z")
@@ -176,7 +176,7 @@ async def test_erase_removes_files_and_batch_outputs(scene):
 
 
 async def test_an_encrypted_file_whose_key_was_destroyed_is_swept(tmp_path):
-    """An erasure that died between the keys and the files is finished by itself."""
+    """The next sweep finishes an erasure that crashed between keys and files."""
     scene = Scene(tmp_path, content=ContentPolicy.ENCRYPTED)
     await scene.upload(CONTENT)
     (name,) = scene.keys.names()
@@ -188,7 +188,7 @@ async def test_an_encrypted_file_whose_key_was_destroyed_is_swept(tmp_path):
 
 
 async def test_a_batch_needs_a_file_of_its_own_tenant_made_for_batches(scene):
-    """Nobody runs another's file, and nobody an output."""
+    """Another tenant's file is refused, and a batch's output."""
     batch = await scene.begin(CONTENT)
     for batch_id, tenant in ((batch.batch_id, "other"), ("batch_0", "acme")):
         with pytest.raises(BatchNotFoundError):
@@ -213,7 +213,7 @@ async def test_open_batches_of_a_tenant_are_limited(tmp_path):
 
 
 async def test_batch_is_refused_if_another_gateway_has_the_bytes(tmp_path):
-    """Gateways that share a database and no directory say whom to ask."""
+    """The error names the other gateway if they share a database but no directory."""
     scene = Scene(tmp_path)
     stored = await scene.upload(CONTENT)
     (tmp_path / "files" / "one" / stored.file_id).rename(tmp_path / "elsewhere")

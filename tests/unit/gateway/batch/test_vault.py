@@ -1,4 +1,4 @@
-"""The bytes of files: whole, private, encrypted where they must be, and gone when they are removed."""
+"""The bytes of files: complete, private, encrypted if required, and absent once removed."""
 
 import os
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_sealed_file_is_encrypted_with_mode_0600(tmp_path, vault):
 
 
 def test_pieces_can_be_neither_swapped_nor_cut_off_nor_moved_to_another_file(tmp_path, vault):
-    """Each is bound to its place, and the size of the whole is known."""
+    """Each is bound to its place, and the total size is known."""
     stored, other = (store(vault, os.urandom(2 * PIECE_BYTES), sealed=True) for _ in range(2))
     path = path_of(tmp_path, stored)
     written = path.read_bytes()
@@ -96,7 +96,7 @@ def test_pieces_can_be_neither_swapped_nor_cut_off_nor_moved_to_another_file(tmp
 
 
 def test_a_removed_file_is_gone_with_its_key(tmp_path, vault, keys):
-    """A copy of the bytes opens with nothing any more; removing it again is no error."""
+    """A copy of the bytes cannot be decrypted; a second removal is no error."""
     stored = store(vault, SECRET, sealed=True)
     path = path_of(tmp_path, stored)
     copy = path.read_bytes()
@@ -110,7 +110,7 @@ def test_a_removed_file_is_gone_with_its_key(tmp_path, vault, keys):
 
 
 def test_aborted_upload_leaves_no_files(tmp_path, vault, keys):
-    """Discarded, or half written when the process died: the next start removes it, key and all."""
+    """Discarded, or partly written at a crash: the next start removes it with its key."""
     writer = vault.write(vault.new_place("acme", sealed=False))
     writer.write(SECRET)
     writer.discard()
@@ -135,7 +135,7 @@ def test_draft_with_a_row_is_published_after_a_crash(tmp_path, vault):
 
 
 def test_wrong_database_removes_no_published_file(tmp_path, clock, keys, vault):
-    """It may be the wrong one, or an old backup; only what nobody was ever told of goes."""
+    """The database may be the wrong one or an old backup: only drafts are removed."""
     other = open_vault(tmp_path, clock, keys, "two")
     theirs, mine = store(other, SECRET), store(vault, SECRET, sealed=True)
     draft = store(other, SECRET, publish=False)
@@ -148,7 +148,7 @@ def test_wrong_database_removes_no_published_file(tmp_path, clock, keys, vault):
 
 
 def test_gateways_that_share_the_directory_read_each_others_files(tmp_path, clock, keys, vault):
-    """And one that does not says whom to ask."""
+    """One without the directory says that another gateway has them."""
     stored = store(vault, SECRET)
     assert b"".join(open_vault(tmp_path, clock, keys, "two").read(stored)) == SECRET
     apart = open_vault(tmp_path / "elsewhere", clock, keys, "two")

@@ -1,4 +1,4 @@
-"""Readings of a worker's plugin, made up."""
+"""Readings of a worker's plugin."""
 
 from appliance.speculation.goodput import Costs, Estimate
 from appliance.speculation.values import Energy, EngineReading, StepCounters

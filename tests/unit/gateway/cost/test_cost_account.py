@@ -1,4 +1,4 @@
-"""Engine time is shared without rest."""
+"""All engine time is attributed once."""
 
 import math
 
@@ -14,7 +14,7 @@ WEIGHTS = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False),
 
 @given(st.integers(min_value=0, max_value=10**13), WEIGHTS.filter(any))
 def test_apportioned_parts_add_up_and_are_proportional(total, weights):
-    """Exactly; each within a unit of its share, and nothing for who weighs nothing."""
+    """Exactly; each within a unit of its share, and nothing for weight 0."""
     parts = apportion(total, weights)
     assert sum(parts) == total
     whole = math.fsum(weights)
@@ -38,7 +38,7 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.booleans())
 def test_shares_and_unattributed_time_add_up_to_busy_time(events, alone):
-    """To the microsecond, for any requests, looks and gaps between them; energy as well."""
+    """To the microsecond, for any requests, polls and gaps; energy too."""
     account, now, busy = WorkerAccount(Power(idle=50, busy=300)), 0.0, 0.0
     account.observe(WorkerSample(at=now, reading=reading(busy)), alone=alone)
     under_way, shared, rest, told, joules, told_joules = [], 0, 0, 0, 0, 0
@@ -72,7 +72,7 @@ def looked(account: WorkerAccount, at: float, busy: float, **sample) -> dict:
 
 
 def test_requests_weigh_by_their_seconds():
-    """Two for the whole second, one for half of it: two fifths each, and one."""
+    """Two for the whole second, one for half of it: two fifths each, and one fifth."""
     account = WorkerAccount(Power())
     account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
     account.presence.begin("red", "m", 0.0)
@@ -94,7 +94,7 @@ def test_late_step_belongs_to_the_previous_requests():
 
 
 def test_other_gateways_requests_get_their_part():
-    """One request of ours, and three in the worker: two thirds are somebody else's."""
+    """One request of ours and three in the worker: two thirds are others'."""
     account = WorkerAccount(Power())
     account.presence.begin("red", "m", 0.0)
     account.presence.reset_peak()
@@ -106,7 +106,7 @@ def test_other_gateways_requests_get_their_part():
 
 
 def test_request_with_several_choices_does_not_count_as_others():
-    """Where there is none, all that the worker runs is ours, however many sequences it counts."""
+    """Without another gateway all requests in the worker are ours, however many sequences it counts."""
     account = WorkerAccount(Power())
     account.presence.begin("red", "m", 0.0)
     account.observe(WorkerSample(at=0, reading=reading(0), requests=4), alone=True)
@@ -116,7 +116,7 @@ def test_request_with_several_choices_does_not_count_as_others():
 
 
 def test_restarted_engine_counts_from_zero():
-    """What it did since its start is counted; what the old one did last is not known."""
+    """Its time since its start counts; the last time of its predecessor is unknown."""
     account = WorkerAccount(Power())
     account.observe(WorkerSample(at=0, reading=reading(100.0)), alone=True)
     account.presence.begin("red", "m", 0.0)
@@ -127,7 +127,7 @@ def test_restarted_engine_counts_from_zero():
 
 
 def test_an_engine_that_measures_nothing_is_busy_while_it_has_requests():
-    """And the time says that it is an estimate."""
+    """That time is marked as an estimate."""
     account = WorkerAccount(Power())
     blind = reading(controllable=False)
     account.observe(WorkerSample(at=0, reading=blind), alone=True)
@@ -144,7 +144,7 @@ def test_an_engine_that_measures_nothing_is_busy_while_it_has_requests():
 
 
 def test_measured_energy_takes_precedence_over_settings():
-    """Measured energy, with what the machine draws beside; by time between busy and idle."""
+    """GPUs' measurements and the host's watts, divided between busy and idle by time."""
     account = WorkerAccount(Power(idle=1, busy=2, host=100))
     account.observe(WorkerSample(at=0, reading=reading(0, energy=(2, 5_000_000))), alone=True)
     time = account.observe(WorkerSample(at=10, reading=reading(4, energy=(2, 8_000_000))), alone=True).time
@@ -153,7 +153,7 @@ def test_measured_energy_takes_precedence_over_settings():
     assert time.metered_us == time.observed_us
     assert time.gpu_us == 2 * time.busy_us
     again = account.observe(WorkerSample(at=20, reading=reading(5, energy=(2, 10))), alone=True).time
-    assert again.metered_us == 0, "the driver was loaded anew: its counter says nothing"
+    assert again.metered_us == 0, "the driver was reloaded: its counter proves nothing"
     assert again.millijoules == 1 * 2000 + 9 * 1000
 
 
@@ -166,7 +166,7 @@ def test_without_watts_energy_is_unknown_not_nothing():
 
 
 def test_steps_are_compared_once_costs_are_known():
-    """Those before the first sweep are compared once it has measured; each only once."""
+    """Steps before the first sweep are compared after it; each only once."""
     account, kind = WorkerAccount(Power()), (1, 3)
     account.observe(WorkerSample(at=0, reading=reading(0), costs={}), alone=True)
     drafted = {kind: cell(steps=100, seconds=2.0, requests=100, tokens=300)}
@@ -175,13 +175,13 @@ def test_steps_are_compared_once_costs_are_known():
     known = {1: costs(k3=(math.log(1.5), 0.0))}
     second = account.observe(WorkerSample(at=2, reading=reading(2, steps=drafted), costs=known), alone=True)
     assert second.time.draft_us == 2_000_000
-    assert second.time.target_only_us == 4_000_000, "three tokens a step, at two thirds of its price"
+    assert second.time.target_only_us == 4_000_000, "three tokens per step, at two thirds of its cost"
     third = account.observe(WorkerSample(at=3, reading=reading(2, steps=drafted), costs=known), alone=True)
     assert third.time.draft_us == 0
 
 
 def test_only_the_controlling_gateway_records_savings():
-    """What was drafted while another gateway steered is that one's, also after a change of hands."""
+    """Steps of another gateway's control are not recorded here, even after a change of control."""
     account = WorkerAccount(Power())
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
     account.observe(WorkerSample(at=0, reading=reading(0), costs=None), alone=False)

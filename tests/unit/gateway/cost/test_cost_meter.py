@@ -25,7 +25,7 @@ W = WorkerId("w")
 
 
 class Store:
-    """Rows in memory; can be away."""
+    """Rows in memory; may be unavailable."""
 
     def __init__(self) -> None:
         self.away, self.others, self.pruned = False, 0, []
@@ -103,7 +103,7 @@ async def test_a_second_of_two_tenants(site):
 
 
 async def test_a_new_day_begins_new_rows(site):
-    """At midnight where the site is, half past six in the evening by UTC."""
+    """At local midnight, which is 18:30 UTC."""
     site.look(0.0)
     site.pass_(9.0)
     site.look(1.0)
@@ -117,7 +117,7 @@ async def test_a_new_day_begins_new_rows(site):
 
 
 async def test_unavailable_database_does_not_lose_counts(site):
-    """Nothing is lost, also of slots that are over; and a clock set back does not open them again."""
+    """Nor those of earlier slots; a clock set back does not reopen one."""
     site.look(0.0)
     site.pass_(5.0)
     site.look(1.0)
@@ -149,7 +149,7 @@ async def test_rows_are_replaced_not_added(site):
 
 
 async def test_failed_poll_is_covered_by_the_next(site):
-    """The plugin did not answer once: the next time covers both, measured."""
+    """The plugin did not answer once: the next interval covers both, measured."""
     site.look(0.0)
     site.pass_(1.0)
     site.meter.observe(WorkerSnapshot(worker=Worker(worker_id=W, url="http://w"), reading=None), acting=True)
@@ -177,7 +177,7 @@ async def test_accounts_of_removed_workers_are_dropped(site):
 
 
 async def test_saved_time_is_exported_with_its_bounds(site):
-    """A third of the engine time, give or take what was measured: low, mean and high in their order."""
+    """A third of the engine time; low, mean and high are in order."""
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
     figures = SpeculationFigures(costs={1: costs(k3=(math.log(1.5), 0.01))})
     snapshot = WorkerSnapshot(
@@ -197,7 +197,7 @@ async def test_saved_time_is_exported_with_its_bounds(site):
 
 
 async def test_unmeasured_k_is_estimated_from_the_nearest_batch_size(site):
-    """Within wide bounds, rather than left out for good; one that was tried nowhere waits."""
+    """With wide bounds, instead of leaving it out; one that was measured nowhere waits."""
     known = {
         1: costs(k1=(math.log(9.0), 0.0)),
         2: costs(k1=(math.log(1.5), 0.0), k3=(math.log(2.0), 0.0)),
@@ -225,7 +225,7 @@ async def test_unmeasured_k_is_estimated_from_the_nearest_batch_size(site):
 
 
 def test_prices_of_the_settings_are_exported():
-    """Those that are set, by the hour and by the kWh at the meter."""
+    """Those that are set: per hour, and per kWh at the meter."""
     prices = {"worker_price": 35_064.0, "people_per_month": 7305.0, "power_price_per_kwh": 0.3, "pue": 1.5}
     site = Site(**prices)
     values = [site.value("appliance_cost_price", of=of) for of in ("worker_hour", "site_hour", "kwh")]

@@ -1,4 +1,4 @@
-"""Lines that add up, formulas, and plain pages."""
+"""Lines that add up, formulas, and self-contained pages."""
 
 import csv
 import io
@@ -70,7 +70,7 @@ def report(shares=(), workers=(), periods=None, settings: CostSettings = PRICED)
 
 
 def test_an_hour_of_one_worker_to_the_cent():
-    """Half of it for one tenant, a tenth for another, a tenth for nobody, the rest idle."""
+    """Half of it is one tenant's, a tenth another's, a tenth no tenant's, the rest idle."""
     made = report(
         [
             share("red", HOUR_US // 2, mj=1_800_000_000, requests=3, delivered_tokens=250_000),
@@ -94,7 +94,7 @@ SHARES = st.lists(st.integers(min_value=0, max_value=HOUR_US // 8), max_size=6)
 
 @given(SHARES, st.integers(min_value=HOUR_US // 2, max_value=HOUR_US), SHARES)
 def test_lines_add_up_to_what_the_workers_cost(first, busy, second):
-    """Whoever had what, on how many workers; nothing is spread and nothing is lost."""
+    """For any tenants and workers; nothing is lost or distributed."""
     made = report(
         [share(f"t{n}", us, worker="w1") for n, us in enumerate(first)]
         + [share(f"t{n}", us, worker="w2") for n, us in enumerate(second)],
@@ -108,7 +108,7 @@ def test_lines_add_up_to_what_the_workers_cost(first, busy, second):
 
 
 def test_gateways_that_share_a_worker_do_not_double_it():
-    """Each observe the whole of it; each had its own requests; a restarted gateway goes on with its rows."""
+    """Each observes all of it and has requests of its own; a restarted gateway continues its rows."""
     made = report(
         [share("red", HOUR_US // 4), share("blue", HOUR_US // 4, start="s3")],
         [
@@ -124,7 +124,7 @@ def test_gateways_that_share_a_worker_do_not_double_it():
 
 
 def test_gateways_that_follow_one_another_add_up():
-    """Half an hour each under a name of its own, as pods have that are replaced; or some minutes together."""
+    """Half an hour each under different names, like replaced pods; or some minutes of overlap."""
     halves = [
         hour(busy=HOUR_US // 4, observed=HOUR_US // 2),
         hour(busy=HOUR_US // 4, observed=HOUR_US // 2, start="s2"),
@@ -138,7 +138,7 @@ def test_gateways_that_follow_one_another_add_up():
 
 
 def test_savings_with_their_bounds():
-    """A saved hour is worth an hour; bounds keep their order, also below nothing."""
+    """A saved hour is worth an hour; bounds stay in order, even below 0."""
     made = report(
         [],
         [
@@ -162,7 +162,7 @@ def test_savings_with_their_bounds():
 
 
 def test_prices_that_are_not_set_are_named():
-    """Seconds and tokens are there all the same, and the sums say what they lack."""
+    """Seconds and tokens are complete, and a note says what the sums exclude."""
     made = report([share("red", 1, delivered_tokens=5)], [hour(busy=1)], settings=CostSettings())
     assert made.total.cost.total == 0
     assert "cost.worker_price" in made.notes[0]
@@ -171,7 +171,7 @@ def test_prices_that_are_not_set_are_named():
 
 
 def test_unmeasured_energy_is_noted():
-    """Also that of a worker on several machines, of which the driver knows the GPUs of one."""
+    """Also for a worker on several machines: the driver knows the GPUs of one."""
     made = report(workers=[hour(busy=HOUR_US // 2, unknown_power_us=HOUR_US)])
     assert made.workers[0].metered_seconds == 0
     assert made.workers[0].unknown_power_seconds == 3600
@@ -214,7 +214,7 @@ def shown() -> CostReport:
 
 
 def test_page_is_self_contained_and_escaped():
-    """No script, no address, nothing to load; names cannot become markup."""
+    """No script, no address, no external file; names cannot become markup."""
     page = render_page(shown())
     assert not re.search(r"<script|<link|<img|@import|url\(|https?:|\bsrc=|\bhref=", page)
     assert "red<&" not in page
@@ -231,7 +231,7 @@ def test_empty_report_renders_as_a_page():
 
 
 def test_csv_adds_up_and_contains_no_formula():
-    """One header, one row a line, and the total is the sum of the others to the cent."""
+    """One header and one row per line; the total is the sum of the others to the cent."""
     made = report(
         [("s1", ShareKey(SLOT, "w1", "=1+1", "red"), TenantUsage(engine_us=HOUR_US // 3))],
         [hour(busy=HOUR_US // 2)],

@@ -1,4 +1,4 @@
-"""Drafts are compared with what was measured without."""
+"""Steps with drafts are compared with what was measured without."""
 
 import math
 
@@ -13,7 +13,7 @@ DRAFTED = {(2, 3): cell(steps=50, seconds=1.5, requests=100, tokens=250)}
 
 
 def test_the_same_tokens_without_drafts():
-    """2.5 tokens a request and step; a step with drafts takes 1.2 times one without."""
+    """2.5 tokens per request and step; a step with drafts takes 1.2 times as long as one without."""
     saving, left = compare(DRAFTED, lambda _bucket: costs(k3=(math.log(1.2), 0.0)))
     assert saving.target_only == pytest.approx(1.5 * 2.5 / 1.2)
     assert saving.low == pytest.approx(saving.target_only)
@@ -28,14 +28,14 @@ def test_bounds_enclose_the_estimate(mean, variance):
 
 
 def test_a_draft_that_fails_costs():
-    """One token a step, and the step takes longer: less than nothing was saved."""
+    """One token per step, and the step takes longer: the saving is negative."""
     failed = {(1, 3): cell(steps=50, seconds=1.5, requests=50, tokens=50)}
     saving, _left = compare(failed, lambda _bucket: costs(k3=(math.log(1.2), 0.0001)))
     assert saving.high < saving.seconds
 
 
 def test_steps_without_measured_cost_are_kept():
-    """Another K being known does not help; steps without drafts save nothing and are not kept."""
+    """A cost of another K does not help; steps without drafts save nothing and are not kept."""
     steps = {**DRAFTED, (2, 0): cell(steps=9, seconds=0.1, requests=18, tokens=18)}
     saving, left = compare(steps, lambda _bucket: costs(k1=(0.0, 0.0)))
     assert (saving.seconds, left) == (0.0, DRAFTED)

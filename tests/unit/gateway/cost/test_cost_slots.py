@@ -1,4 +1,4 @@
-"""Days and months begin with a slot, wherever the site is."""
+"""Days and months begin with a slot in every time zone."""
 
 from datetime import UTC, date, datetime
 from zoneinfo import ZoneInfo
@@ -20,7 +20,7 @@ ZONES = ("UTC", "Africa/Nairobi", "Asia/Kolkata", "Asia/Kathmandu", "America/St_
     st.integers(min_value=0, max_value=86399),
 )
 def test_slot_belongs_to_the_local_day(zone, day, second):
-    """Half hours, quarters, and clocks that are changed by one or by half of one."""
+    """Offsets of half hours and quarters, and clock changes of one hour or half of one."""
     begin = begin_of(day, zone)
     assert slot_of(begin, zone) == begin
     moment = begin + second
@@ -30,7 +30,7 @@ def test_slot_belongs_to_the_local_day(zone, day, second):
 
 
 def test_months_of_half_hour_time_zones_are_exact():
-    """November in India begins at 18:30 of the last of October, by UTC."""
+    """November in India begins on 31 October at 18:30 UTC."""
     begin = begin_of(date(2026, 11, 1), ZoneInfo("Asia/Kolkata"))
     assert datetime.fromtimestamp(begin, UTC).isoformat() == "2026-10-31T18:30:00+00:00"
 
