@@ -19,28 +19,17 @@ from appliance.tenancy.identity.rejection import RefusedCallerError
 
 
 async def tenant_caller(request: Request) -> Caller:
-    """
-    The tenant whose key, token or certificate came with the request.
-
-    Raises:
-        InvalidApiKeyError: no or an unknown credential, or an admin's, which cannot call models.
-    """
+    """The caller with a tenant's credential; raises InvalidApiKeyError for any other, also an admin's."""
     caller = identify(request.app.state.services, request.scope)
     if caller.key.admin:
-        message = "This is an admin key: use a tenant's key to call models."
-        raise InvalidApiKeyError(message)
+        raise InvalidApiKeyError("This is an admin key: use a tenant's key to call models.")
     # From here on the answer has the tenant's limit headers.
     request.scope.setdefault("state", {})["caller"] = caller
     return caller
 
 
 async def admin_caller(request: Request) -> Caller:
-    """
-    The admin whose key or token came with the request.
-
-    Raises:
-        InvalidApiKeyError: the credential does not give access to the admin API.
-    """
+    """The admin whose key or token came with the request; raises InvalidApiKeyError."""
     caller = identify(request.app.state.services, request.scope)
     if not caller.key.admin:
         raise InvalidApiKeyError("This route needs an admin key.")
@@ -55,8 +44,7 @@ def identify(services: Services, scope: Scope) -> Caller:
     """
     The caller of a request; a refusal is counted and logged with its reason, never with the credential.
 
-    Raises:
-        RefusedCallerError: the credential is not accepted; the client does not learn why.
+    Raises RefusedCallerError, from which the client does not learn why.
     """
     extensions = scope.get("extensions")
     certificate = extensions.get(EXTENSION) if extensions else None

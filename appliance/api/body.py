@@ -17,18 +17,12 @@ def decode_body(body: bytes) -> str:
 
 
 async def read_members(request: Request, *known: str) -> dict[str, Any]:
-    """
-    Read the members of a JSON body, none from an empty one.
-
-    Raises:
-        InvalidRequestError: the body is not a JSON object, or has members that are not `known`.
-    """
+    """The members of a JSON object, none of an empty body; raises InvalidRequestError if not `known`."""
     text = decode_body(await request.body())
     members = {name: member.value for name, member in parse_members(text).items()} if text else {}
     unknown = sorted(members.keys() - set(known)) if known else []
     if unknown:
-        message = f"`{unknown[0]}` is unknown; use {' and '.join(known)}."
-        raise InvalidRequestError(message, param=unknown[0])
+        raise InvalidRequestError(f"`{unknown[0]}` is unknown; use {' and '.join(known)}.", param=unknown[0])
     return members
 
 

@@ -87,8 +87,7 @@ def _promotion(promotion: Promotion) -> dict[str, Any]:
 def _text(members: dict[str, Any], name: str) -> str:
     text = members.get(name)
     if not isinstance(text, str) or not text.strip() or not text.isprintable():
-        message = f"`{name}` must be one line of text."
-        raise InvalidRequestError(message, param=name)
+        raise InvalidRequestError(f"`{name}` must be one line of text.", param=name)
     return text
 
 
@@ -96,6 +95,5 @@ def _reason(given: object, name: str) -> str:
     """The operator's reason; disabling a safeguard needs one."""
     reason = parse_note(given)
     if not reason.strip():
-        message = f"`{name}` must give a reason."
-        raise InvalidRequestError(message, param=name)
+        raise InvalidRequestError(f"`{name}` must give a reason.", param=name)
     return reason

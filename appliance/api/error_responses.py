@@ -27,7 +27,6 @@ WRONG_METHOD = ErrorSpec(
 
 
 def render(error: ApplianceError, path: str = "") -> Response:
-    """The response to a request for `path` that failed with `error`."""
     spec = spec_of(error)
     return error_response(
         spec,

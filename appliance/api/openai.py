@@ -92,8 +92,7 @@ async def get_model(request: Request, name: str, caller: TenantCaller) -> Respon
     services: Services = request.app.state.services
     served = services.pool.models().get(name)
     if served is None or not may_call(caller, served):
-        message = f"The model `{name}` does not exist or you do not have access to it."
-        raise ModelNotFoundError(message)
+        raise ModelNotFoundError(f"The model `{name}` does not exist or you do not have access to it.")
     return JSONResponse(_model(served))
 
 
@@ -109,17 +108,9 @@ def parse_call(
     """
     Read the members that the gateway acts on; the worker validates the others.
 
-    Args:
-        request: its headers and ids.
-        caller: the authenticated caller.
-        body: the whole body.
-        route: the requested route.
-        salted: whether workers separate the prefix cache by tenant.
-        traced: whether to read the client's `traceparent`.
-
-    Raises:
-        InvalidRequestError: not UTF-8 JSON; `model`, `stream` or a member the route needs is missing or of
-            the wrong type; or one of our headers has an unknown value.
+    `salted`: workers separate the prefix cache by tenant.  `traced`: read the client's `traceparent`.  Raises
+    InvalidRequestError for other than UTF-8 JSON with the members that the route needs, and for unknown
+    values of our headers.
     """
     text = decode_body(body)
     members = parse_members(text)
@@ -133,8 +124,7 @@ def parse_call(
         raise InvalidRequestError(message, param=missing, code="missing_required_parameter")
     stream = _member(members, "stream") if route.dialect.streams else None
     if stream is not None and not isinstance(stream, bool):
-        message = "`stream` must be true or false."
-        raise InvalidRequestError(message, param="stream")
+        raise InvalidRequestError("`stream` must be true or false.", param="stream")
     return Call(
         request_id=request.scope["state"]["request_id"],
         client_request_id=request.scope["state"]["client_request_id"],
@@ -181,8 +171,7 @@ def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *othe
         return usual
     if not values <= {usual, *others} or len(values) > 1:
         known = " or ".join(f"`{each}`" for each in dict.fromkeys((usual, *others)))
-        message = f"The header `{name}` must be {known}."
-        raise InvalidRequestError(message, param=name)
+        raise InvalidRequestError(f"The header `{name}` must be {known}.", param=name)
     return values.pop()
 
 

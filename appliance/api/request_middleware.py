@@ -74,7 +74,8 @@ class BodyLimit:
     """
     Refuses bodies over the limit, and bodies that do not fit in memory with the others.
 
-    A body counts from its first byte until its request has been answered.
+    A body counts from its first byte until its request has been answered; not on paths of `larger`, which
+    have their own limit and read their body piece by piece.
     """
 
     def __init__(
@@ -85,16 +86,6 @@ class BodyLimit:
         count: Callable[[ErrorSpec], None],
         larger: Mapping[str, int],
     ) -> None:
-        """
-        Wrap an application.
-
-        Args:
-            app: receives only bodies within the limits.
-            max_body_bytes: maximum of one body.
-            max_bodies_bytes: maximum of all bodies together.
-            count: counts refusals.
-            larger: limits of paths that read their body piece by piece, so that it does not count.
-        """
         self._app = app
         self._count = count
         self._max_body_bytes = max_body_bytes
@@ -147,8 +138,6 @@ class BodyLimit:
 
 @dataclass(slots=True)
 class _Room:
-    """Bytes of all bodies together."""
-
     max_bytes: int
     held_bytes: int = 0
 

@@ -47,7 +47,6 @@ class Services:
     new_request_id: Callable[[], str]
     version: str
     audit_health: Callable[[], AuditHealth] = AuditHealth
-    """The state of the log and its disks."""
     registrar: Registrar | None = None
     """Changes tenants and keys; None if they are in a file."""
     tenants_warning: Callable[[], str | None] = lambda: None
@@ -57,7 +56,7 @@ class Services:
     files: TenantFiles | None = None
     """Tenants' files; None if files are not kept."""
     batches: Batches | None = None
-    """Batches of tenants; None if the gateway runs none."""
+    """None if the gateway runs none."""
     wall: Wall = NO_WALL
     """Which connections this process may open."""
     egress: EgressWatch | None = None

@@ -125,8 +125,7 @@ async def events(request: Request, _caller: AdminCaller) -> Response:
     services: Services = request.app.state.services
     after = request.query_params.get("after", "0")
     if not (after.isascii() and after.isdigit() and len(after) <= len(str(2**53))):
-        message = "`after` must be the sequence number of an event, or 0."
-        raise InvalidRequestError(message, param="after")
+        raise InvalidRequestError("`after` must be the sequence number of an event, or 0.", param="after")
     found = services.control.events(int(after))[-EVENTS:]
     return JSONResponse(
         {"now": round(services.clock(), PLACES), "events": [asdict(event) for event in found]}

@@ -1,6 +1,4 @@
-"""
-Parses a form with one file (multipart/form-data, RFC 7578) as it arrives, without holding the file in memory.
-"""
+"""Parses a form with one file (multipart/form-data, RFC 7578) without holding the file in memory."""
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header

@@ -208,13 +208,10 @@ KEPT_BACK = (
 
 def refuse_egress_variables(environment: Mapping[str, str]) -> None:
     """
-    Refuse to start in an environment that points outside.
+    Raise ConfigurationError for an environment that points outside.
 
     A worker would never receive these variables, but the operator set them for this process and must know
     that they have no effect.
-
-    Raises:
-        ConfigurationError: names the variable, its effect, and what to do.
     """
     for name, value in environment.items():
         for pattern, why in REFUSED.items():
@@ -229,10 +226,8 @@ def offline_environment(
     A worker's environment, from the operator's `base`.
 
     `plugins` are the vLLM plugins that a worker may load; other installed ones are ignored.  With `tracing`
-    the worker exports traces to the collector, the only connection it opens itself.
-
-    Raises:
-        ConfigurationError: `base` sets a variable of the table to another value.
+    the worker exports traces to the collector, the only connection it opens itself.  Raises
+    ConfigurationError if `base` sets a variable of the table to another value.
     """
     environment = {name: value for name, value in base.items() if _is_passed_on(name)}
     for row in worker_variables(plugins):

@@ -32,12 +32,7 @@ class _PortRule(ctypes.Structure):
 
 
 def abi_version() -> int:
-    """
-    The kernel's version of Landlock; `NETWORK_ABI` is needed here.
-
-    Raises:
-        OSError: this kernel has none, or it is disabled.
-    """
+    """The kernel's version of Landlock; raises OSError if it has none, or it is disabled."""
     return _call(CREATE_RULESET, None, 0, ASK_FOR_VERSION)
 
 
@@ -46,11 +41,8 @@ def allow_connections(ports: Iterable[int]) -> None:
     Make the kernel refuse TCP connections of this process to other ports, with `EACCES`.
 
     Binding, accepting and open connections are unaffected.  The process also gives up gaining privileges by
-    set-user-id programs, which the kernel requires of an unprivileged process.
-
-    Raises:
-        OSError: it failed, and nothing has changed; `EBUSY` if the process has threads already, which would
-            not be covered.
+    set-user-id programs, which the kernel requires of an unprivileged process.  Raises OSError if nothing has
+    changed; `EBUSY` if the process has threads already, which would not be covered.
     """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise OSError(errno.EBUSY, "threads are running already and would not be covered")

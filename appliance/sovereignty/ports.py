@@ -1,8 +1,4 @@
-"""
-The TCP ports that the configuration implies: those a process must connect to, and no others.
-
-Pure: settings in, numbers out.
-"""
+"""The TCP ports that the configuration implies: those a process must connect to, and no others."""
 
 import ipaddress
 from collections.abc import Iterable, Iterator
@@ -22,9 +18,7 @@ THIS_MACHINE = "localhost"
 
 
 def gateway_ports(settings: Settings) -> frozenset[int]:
-    """
-    Ports a gateway connects to: workers, database, witnesses, collector, DNS, and those of the settings.
-    """
+    """Ports for workers, database, witnesses, collector and DNS, and those of the settings."""
     urls = [*_pool_urls(settings.pool), *(each.url for each in settings.audit.witnesses if each.url)]
     peers = [_peer(url) for url in urls]
     peers += _collector(settings.tracing)
@@ -34,7 +28,6 @@ def gateway_ports(settings: Settings) -> frozenset[int]:
 
 
 def pool_ports(settings: PoolSettings) -> frozenset[int]:
-    """Ports of the workers in the settings."""
     return frozenset(_peer(url)[1] for url in _pool_urls(settings))
 
 

@@ -35,8 +35,6 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """State of the wall."""
-
     is_up: bool
     detail: str
     """One line, for operators."""
@@ -44,12 +42,7 @@ class Wall:
     """TCP ports that are allowed; meaningless if the wall is not up."""
 
     def check(self, ports: Iterable[int], setting: str) -> None:
-        """
-        Refuse ports that the wall would block later.
-
-        Raises:
-            ConfigurationError: a port is not allowed; the wall cannot be changed while the process runs.
-        """
+        """Raise ConfigurationError for a port that the wall would block: it cannot be changed later."""
         outside = frozenset(ports) - self.ports
         if self.is_up and outside:
             message = (
@@ -66,8 +59,7 @@ def raise_wall(mode: Mode, ports: frozenset[int], kernel: Kernel = landlock) -> 
     """
     Block all TCP ports except `ports` for this process and its children, irrevocably.
 
-    Raises:
-        ConfigurationError: it failed, and `mode` (`sovereignty.wall`) is `required`.
+    Raises ConfigurationError if it failed, and `mode` (`sovereignty.wall`) is `required`.
     """
     if mode == "off":
         return Wall(is_up=False, detail="off, by sovereignty.wall")

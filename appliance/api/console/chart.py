@@ -19,15 +19,12 @@ Place = Callable[[float, float], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One worker."""
-
     worker: str
     number: int
     """Selects the colour."""
     length: str
-    """SVG path of its acceptance length, with gaps."""
+    """SVG paths, with gaps."""
     break_even: str
-    """SVG path of its break-even."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +35,11 @@ class GridLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceChart:
-    """The drawing, in its own units."""
-
     lines: tuple[ChartLine, ...]
     rows: tuple[GridLine, ...]
     columns: tuple[GridLine, ...]
     omitted: int
-    """Number of workers that are not drawn."""
+    """Workers that are not drawn."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT

@@ -22,20 +22,16 @@ KEPT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceSample:
-    """One worker at one moment."""
-
     at: float
-    """Clock reading, in seconds."""
+    """In seconds."""
     length: float | None
-    """Acceptance length over the monitor's window; None without drafts."""
+    """Over the monitor's window; None without drafts."""
     break_even: float | None
-    """The break-even at the current batch size; None if not measured."""
+    """At the current batch size; None if not measured."""
     mode: SpeculationMode
 
 
 class History:
-    """Samples all workers regularly."""
-
     def __init__(
         self, *, pool: WorkerPool, control: ControlLoop, clock: Callable[[], float], logger: Logger
     ) -> None:
@@ -59,7 +55,6 @@ class History:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def sample(self) -> None:
-        """Take one sample of each worker, and drop old ones."""
         now = self._clock()
         # First, so that memory stays bounded if sampling fails.
         self._drop_before(now - KEPT_SECONDS)

@@ -44,14 +44,12 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """The operator of one request."""
-
     session: ConsoleSession
     caller: Caller
 
     @property
     def actor(self) -> str:
-        """The actor in the audit log."""
+        """In the audit log."""
         return f"console:{self.caller.key.key_id}"
 
 
@@ -93,7 +91,7 @@ async def show_login(request: Request) -> Response:
 
 
 async def log_in(request: Request) -> Response:
-    """Start a session for an admin key or token; a refusal is counted and logged as in the API."""
+    """A refusal is counted and logged as in the API."""
     services, console = _parts(request)
     address = request.client.host if request.client else ""
     if not is_from_here(request):
@@ -148,7 +146,6 @@ def show(name: str) -> Handler:
 
 
 def show_live(name: str) -> Handler:
-    """The handler of a page's live fragment."""
 
     async def answer(
         _request: Request, services: Services, console: Console, _operator: Operator
@@ -169,7 +166,6 @@ async def verify(_request: Request, services: Services, console: Console, operat
 async def check_egress(
     _request: Request, services: Services, console: Console, operator: Operator
 ) -> Response:
-    """Check egress now, recorded as by the admin API."""
     try:
         if services.egress is None:
             raise ControlRefusedError("This gateway makes no egress checks.")

@@ -46,8 +46,6 @@ LIMIT_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantBound:
-    """One limit of a tenant."""
-
     name: str
     most: int
     used: float | None

@@ -99,8 +99,6 @@ class ConnectionLimits:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection within its limits."""
-
     def __init__(
         self,
         *,

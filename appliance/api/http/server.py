@@ -105,12 +105,7 @@ def make_server(
 
 
 def bind(settings: ApiSettings) -> socket.socket:
-    """
-    Bind the port before anything slow is started.
-
-    Raises:
-        ConfigurationError: the address cannot be bound.
-    """
+    """Bind the port, before anything slow is started; raises ConfigurationError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only if the protocol is named.  Without it an answer sent in two writes waits
     # 40 ms for the client's delayed acknowledgement.
@@ -139,8 +134,7 @@ def allow_open_files(settings: ApiSettings) -> int:
     """
     Raise this process's limit of open files as far as allowed, for connections to clients and workers.
 
-    Returns:
-        Connections that fit within the limit; the caller warns if they are fewer than `api.max_connections`.
+    Returns how many connections fit; the caller warns if they are fewer than `api.max_connections`.
     """
     wanted = 2 * settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

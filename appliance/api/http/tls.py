@@ -106,12 +106,7 @@ class Tls:
 
 
 def open_tls(settings: TlsSettings, *, logger: Logger, clock: Callable[[], float]) -> Tls | None:
-    """
-    TLS as the settings configure it; None if they name no certificate.
-
-    Raises:
-        ConfigurationError: a file is missing, malformed, or does not match the others.
-    """
+    """TLS as configured; None without a certificate; raises ConfigurationError if a file cannot be used."""
     if settings.certificate_file is None or settings.key_file is None:
         return None
     return Tls(settings.certificate_file, settings.key_file, settings, logger=logger, clock=clock)
@@ -119,13 +114,10 @@ def open_tls(settings: TlsSettings, *, logger: Logger, clock: Callable[[], float
 
 def command_context(settings: TlsSettings, *, is_own: bool) -> ssl.SSLContext:
     """
-    TLS of a command that calls a gateway.
+    TLS of a command that calls a gateway; raises ConfigurationError if a file cannot be used.
 
     The gateway of the command's own settings is authenticated by its certificate, whatever its host name and
     issuer; any other must have a certificate that the system trusts.
-
-    Raises:
-        ConfigurationError: a file in the settings cannot be used.
     """
     if is_own and settings.certificate_file is not None:
         certificate = _certificate(settings.certificate_file)
@@ -183,8 +175,7 @@ def _check_key(file: Path, password: bytes | None, certificate: Certificate) -> 
         key = load_pem_private_key(data, password if b"ENCRYPTED" in data else None)
         fits = key.public_key().public_bytes(*form) == certificate.public_key().public_bytes(*form)
     except TypeError as error:
-        message = f"tls.key_file {file} is encrypted: set tls.key_password_file"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"tls.key_file {file} is encrypted: set tls.key_password_file") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         message = f"tls.key_file {file} has no PEM private key we support, or its password is wrong"
         raise ConfigurationError(message) from error

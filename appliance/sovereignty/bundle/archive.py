@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivePart:
-    """One file of a stream."""
-
     path: Path
     size: int
     sha256: str | None
@@ -53,7 +51,6 @@ class SplitReader:
         return io.BufferedReader(_Reader(self, 0, self.size, hashing=True), 2**20)
 
     def window(self, start: int, size: int) -> io.RawIOBase:
-        """A reader of `size` bytes from `start`."""
         return _Reader(self, start, size, hashing=False)
 
     def read_at(self, start: int, size: int) -> bytes:
@@ -148,7 +145,6 @@ def tar_header(path: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """Bytes that fill the last block of a file."""
     return bytes(-size % BLOCK_BYTES)
 
 
@@ -171,8 +167,6 @@ def stream_size(head: BundleHead, files: Sequence[BundleFile]) -> int:
 
 
 class ArchiveSource:
-    """A bundle as a tar stream."""
-
     def __init__(self, stream: SplitReader, *, manifest: str | None = None) -> None:
         self._stream = stream
         self._manifest = manifest
@@ -180,7 +174,6 @@ class ArchiveSource:
         self._start = 0
 
     def head(self) -> BundleHead:
-        """Read the head, which is first in the stream."""
         found: dict[str, bytes] = {}
         self._start = 0
         for name in (MANIFEST, SIGNATURE, BASE):

@@ -43,26 +43,18 @@ class BlobStore:
 
     @property
     def files(self) -> list[BundleFile]:
-        """Every file added so far."""
         return list(self._files.values())
 
     def add(self, content: bytes, media_type: str) -> Descriptor:
         return self.add_stream([content], media_type)
 
     def add_file(self, path: Path, media_type: str) -> Descriptor:
-        """Add a file as a blob; raises ConfigurationError if it cannot be read."""
         return self.add_stream(file_chunks(path), media_type)
 
     def add_stream(
         self, chunks: Iterable[bytes], media_type: str, *, expected: str | None = None
     ) -> Descriptor:
-        """
-        Add a blob.
-
-        Raises:
-            ConfigurationError: it does not have the digest `expected`.
-            BundleStorageError: it cannot be written.
-        """
+        """Add a blob; raises ConfigurationError if it has another digest than `expected`."""
         partial = self._place / BLOBS / f"blob{PARTIAL}"
         digest, size = hashlib.sha256(), 0
         try:
@@ -84,7 +76,7 @@ class BlobStore:
         return Descriptor(media_type=media_type, digest=f"sha256:{hexadecimal}", size=size)
 
     def place(self, path: str, content: bytes, media_type: str) -> None:
-        """Write a file that is not a blob; raises BundleStorageError."""
+        """Write a file that is not a blob."""
         try:
             (self._place / path).write_bytes(content)
         except OSError as error:
@@ -109,12 +101,7 @@ MAX_CHART_YAML_BYTES = 2**20
 
 
 def add_files(kind: ItemKind, files: Iterable[tuple[str, Path]], store: BlobStore) -> Descriptor:
-    """
-    Add files, given as (path when loaded, file), as one artefact.
-
-    Raises:
-        ConfigurationError: a file cannot be read, there is none, or two have one path.
-    """
+    """Add files, as (path when loaded, file), as one artefact; raises ConfigurationError if none."""
     layers: dict[str, Descriptor] = {}
     for title, path in sorted(files):
         if title in layers:
@@ -129,12 +116,7 @@ def add_files(kind: ItemKind, files: Iterable[tuple[str, Path]], store: BlobStor
 
 
 def add_chart(path: Path, store: BlobStore) -> tuple[Descriptor, dict[str, Any]]:
-    """
-    Add a packaged chart as `helm push` does; returns its Chart.yaml as well.
-
-    Raises:
-        ConfigurationError: it is not a packaged chart.
-    """
+    """Add a packaged chart as `helm push` does, and return its Chart.yaml too; raises ConfigurationError."""
     about = read_chart_yaml(path)
     layer = store.add_file(path, HELM_CHART)
     titled = layer.model_copy(update={"annotations": {TITLE: f"{about['name']}-{about['version']}.tgz"}})
@@ -143,12 +125,7 @@ def add_chart(path: Path, store: BlobStore) -> tuple[Descriptor, dict[str, Any]]
 
 
 def read_chart_yaml(path: Path) -> dict[str, Any]:
-    """
-    Read Chart.yaml of a packaged chart.
-
-    Raises:
-        ConfigurationError: it is absent, or has no name and version.
-    """
+    """Chart.yaml of a packaged chart; raises ConfigurationError if it lacks name or version."""
     try:
         with tarfile.open(path, "r:gz") as tar:
             for member in tar:
@@ -164,12 +141,7 @@ def read_chart_yaml(path: Path) -> dict[str, Any]:
 
 
 def files_below(directory: Path) -> Iterator[tuple[str, Path]]:
-    """
-    Yield the files of a directory with their relative paths; names that begin with a dot are skipped.
-
-    Raises:
-        ConfigurationError: it is not a directory.
-    """
+    """Yield a directory's files with relative paths, without hidden ones; raises ConfigurationError."""
     if not directory.is_dir():
         raise ConfigurationError(f"{directory} is not a directory")
     for path in sorted(directory.rglob("*")):

@@ -68,12 +68,8 @@ def build_bundle(
     """
     Build a bundle in a new directory; the recipe's paths start at `root`.
 
-    `render` is None without helm: the charts' own lists of images count then.
-
-    Raises:
-        ConfigurationError: an input cannot be read, or does not match the recipe.
-        BundleIncompleteError: an image that is named is not in the recipe.
-        BundleStorageError: the bundle cannot be written.
+    `render` is None without helm: the charts' own lists of images count then.  Raises ConfigurationError for
+    an unusable input, BundleIncompleteError for an image that is named and absent, and BundleStorageError.
     """
     with making(directory) as place:
         manifest = _Builder(recipe, root, BlobStore(place), render).build(stamp)
@@ -224,9 +220,7 @@ def make_difference(older: Bundle, newer: Bundle, directory: Path) -> Bundle:
     """
     Write the newer bundle without the blobs of the older one, to a new directory.
 
-    Raises:
-        BundleRefusedError: they are not versions of one bundle, one is a difference, or a file is damaged.
-        BundleStorageError: it cannot be written.
+    Raises BundleRefusedError for different bundles, a difference or a damaged file, and BundleStorageError.
     """
     for bundle in (older, newer):
         if bundle.base is not None:

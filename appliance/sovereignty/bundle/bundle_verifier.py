@@ -52,7 +52,7 @@ class Bundle:
     """The base of a difference."""
 
     def open(self, file: BundleFile) -> AbstractContextManager[BinaryIO]:
-        """Open a file, in this bundle or in the base."""
+        """In this bundle or in the base."""
         return self._holder(file).open(file)
 
     def where(self, file: BundleFile) -> str:
@@ -65,12 +65,7 @@ class Bundle:
             yield from read_chunks(opened, file, self.where(file))
 
     def read(self, file: BundleFile) -> bytes:
-        """
-        The verified bytes of a small file.
-
-        Raises:
-            BundleRefusedError: they do not have the hash in the manifest.
-        """
+        """The bytes of a small file; raises BundleRefusedError unless they have the hash in the manifest."""
         content = b"".join(self.chunks(file))
         _compare(hashlib.sha256(content).hexdigest(), file, self.where(file))
         return content
@@ -100,13 +95,8 @@ def open_bundle(
     Read and verify the head of a bundle: a directory, a directory of parts, or a tar file.
 
     `trusted` is None on the machine that builds, where signatures are not checked.  `now` is in seconds
-    since the epoch.  `base` is the bundle that a difference was made against.
-
-    Raises:
-        BundleRefusedError: no trusted key signed it, or its head is malformed.
-        BundleIncompleteError: `base` is not the base of this difference.
-        BundleStorageError: the medium cannot be read.
-        ConfigurationError: there is no bundle at the path.
+    since the epoch.  `base` is the bundle that a difference was made against.  Raises BundleRefusedError,
+    BundleIncompleteError if `base` is not the base, BundleStorageError, or ConfigurationError for no bundle.
     """
     source = open_source(path)
     head = source.head()
@@ -137,10 +127,8 @@ def verify_bundle(bundle: Bundle, progress: Progress = lambda _: None) -> tuple[
     """
     Verify every byte of a bundle and return the trees of its items.
 
-    Raises:
-        BundleRefusedError: a file is missing, added, or not as in the manifest.
-        BundleIncompleteError: it is a difference, and its base is absent or lacks a blob.
-        BundleStorageError: a medium cannot be read.
+    Raises BundleRefusedError if a file is missing, added, or not as in the manifest, BundleIncompleteError
+    if a difference lacks its base or a blob of it, and BundleStorageError if a medium cannot be read.
     """
     if bundle.base is not None and bundle.older is None:
         check_base(bundle.base, None)

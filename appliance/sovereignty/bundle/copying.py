@@ -22,19 +22,13 @@ PARTIAL = ".partial"
 
 
 def storage_error(path: Path, error: OSError) -> BundleStorageError:
-    """The error for a file that could not be written."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return BundleStorageError(f"the disk is full at {path}: make room and run this again")
     return BundleStorageError(f"cannot write {path}: {error.strerror}")
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """
-    Write a small file atomically.
-
-    Raises:
-        BundleStorageError: it cannot be written.
-    """
+    """Write a small file atomically; raises BundleStorageError."""
     try:
         write_atomically(path, content, temporary=path.with_name(path.name + PARTIAL))
     except OSError as error:
@@ -45,9 +39,7 @@ def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None
     """
     Write one file of a bundle to `path`, verified while writing and read back from the disk.
 
-    Raises:
-        BundleRefusedError: the bytes do not have the hash in the manifest.
-        BundleStorageError: it cannot be written, or reads back differently.
+    Raises BundleRefusedError if the bytes are not the manifest's, BundleStorageError if the disk fails.
     """
     partial = path.with_name(path.name + PARTIAL)
     digest = hashlib.sha256()
@@ -88,12 +80,7 @@ def holds(path: Path, file: BundleFile) -> bool:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """
-    Yield the bytes of a file on the machine that builds.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """Yield the bytes of a file on the machine that builds; raises ConfigurationError."""
     try:
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
@@ -107,9 +94,7 @@ def making(directory: Path) -> Iterator[Path]:
     """
     Yield a temporary directory that is renamed to `directory` on success and removed on failure.
 
-    Raises:
-        ConfigurationError: `directory` exists already.
-        BundleStorageError: it cannot be written.
+    Raises ConfigurationError if `directory` exists, BundleStorageError if it cannot be written.
     """
     if directory.exists() or directory.is_symlink():
         raise ConfigurationError(f"{directory} exists already: name a directory that does not")

@@ -26,20 +26,13 @@ RUN = ("Cmd", "Entrypoint", "Env", "User", "WorkingDir")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The command line of a container engine."""
-
     command: Sequence[str]
     """`docker`, or a command with the same arguments."""
     machine: str
     """The kernel's name of this machine's architecture."""
 
     def load(self, tree: ItemTree, bundle: Bundle) -> bool:
-        """
-        Load one image unless it is present; returns whether it was loaded.
-
-        Raises:
-            BundleStorageError: the engine refuses it, or has another image afterwards.
-        """
+        """Load one image unless it is present, and say whether; raises BundleStorageError."""
         reference = tree.item.reference or tree.item.label
         image = self.choose(tree)
         layers, config = parse_image_config(bundle.read(image.config), reference)

@@ -39,8 +39,6 @@ LINKS = 8
 
 
 class Archive(Protocol):
-    """Files of an image archive by name."""
-
     name: str
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -52,12 +50,7 @@ class Archive(Protocol):
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[Archive]:
-    """
-    Open a tar file or a directory of images.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Open a tar file or a directory of images; raises ConfigurationError if it is neither."""
     if path.is_dir():
         yield _Directory(path)
         return
@@ -71,12 +64,9 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
 def import_image(archive: Archive, reference: str, store: BlobStore) -> tuple[Descriptor, str | None]:
     """
-    Copy an image into the blob store.
+    Copy an image into the store; returns its root, and its configuration's digest if it is for one platform.
 
-    Returns its manifest or index, and the digest of its configuration if it is for one platform.
-
-    Raises:
-        ConfigurationError: the archive does not contain this image, or not all of it.
+    Raises ConfigurationError if the archive does not contain this image, or not all of it.
     """
     try:
         if archive.has(INDEX):

@@ -44,7 +44,6 @@ class InstalledBundles(BundleRecord):
         return next((loaded for loaded in self.bundles if loaded.name == name), None)
 
     def with_bundle(self, manifest: BundleManifest, signer: str) -> "InstalledBundles":
-        """The state after this bundle is loaded."""
         loaded = InstalledBundle(
             name=manifest.name,
             version=manifest.version,
@@ -61,8 +60,7 @@ def read_installed(path: Path) -> InstalledBundles:
     """
     Read the state; empty if there is no file.
 
-    Raises:
-        BundleStorageError: it cannot be read, or is damaged: to assume a state would allow a rollback.
+    Raises BundleStorageError if it is unreadable or damaged: to assume a state would allow a rollback.
     """
     try:
         content = path.read_bytes()
@@ -77,7 +75,6 @@ def read_installed(path: Path) -> InstalledBundles:
 
 
 def write_installed(path: Path, memory: InstalledBundles) -> None:
-    """Write the state; raises BundleStorageError."""
     write_durably(path, memory.encode())
 
 
@@ -85,8 +82,7 @@ def check_order(loaded: InstalledBundle | None, manifest: BundleManifest) -> Non
     """
     Check that a bundle may follow the installed one; the same one may be loaded again.
 
-    Raises:
-        BundleRollbackError: it is older, or a version in between is needed first.
+    Raises BundleRollbackError if it is older, or a version in between is needed first.
     """
     if loaded is None or loaded.manifest == manifest.digest:
         return
@@ -112,8 +108,6 @@ class ItemChange(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemStep:
-    """One item, before and after the load."""
-
     change: ItemChange
     item: Item
     """As it will be; as it was, if it is gone."""
@@ -122,7 +116,7 @@ class ItemStep:
 
 
 def make_plan(manifest: BundleManifest, loaded: InstalledBundle | None) -> list[ItemStep]:
-    """What happens to each item, by kind and name."""
+    """By kind and name."""
     old = {(item.kind, item.name): item for item in loaded.items} if loaded is not None else {}
     new = {(item.kind, item.name): item for item in manifest.items}
     steps = []

@@ -42,14 +42,7 @@ class LoadJournal:
     """
 
     def __init__(self, path: Path, manifest: str) -> None:
-        """
-        Resume the journal at `path`, or start one if it belongs to another bundle or does not exist.
-
-        `manifest` is the digest of the bundle's manifest.
-
-        Raises:
-            BundleStorageError: it cannot be written.
-        """
+        """Resume the journal, or start one if it is absent or of another bundle; `manifest` is a digest."""
         self._path = path
         lines = _lines(path)
         self.resumed = lines[:1] == [manifest]
@@ -69,7 +62,6 @@ class LoadJournal:
         return step in self._done
 
     def note(self, step: str) -> None:
-        """Record a completed step; raises BundleStorageError."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(step)}\n")
@@ -129,7 +121,6 @@ class Home:
 
     @property
     def installed(self) -> Path:
-        """The installed bundles."""
         return self.directory / "bundle.json"
 
     @property
@@ -154,12 +145,8 @@ def load_bundle(
     """
     Load a bundle; returns whether anything changed.
 
-    Raises:
-        BundleRefusedError: it is not what was signed.
-        BundleRollbackError: it is older than the installed one.
-        BundleIncompleteError: the base of a difference is missing.
-        BundleStorageError: a disk, engine or registry failed; run it again to resume.
-        AuditUnavailableError: the audit entry cannot be appended.
+    Raises BundleRefusedError, BundleRollbackError, BundleIncompleteError without a difference's base,
+    BundleStorageError if a disk, engine or registry failed (a second run resumes), and AuditUnavailableError.
     """
     with _alone(home):
         installed = read_installed(home.installed)
@@ -194,8 +181,6 @@ def load_bundle(
 
 
 class _Work:
-    """Places the contents in one run."""
-
     def __init__(self, bundle: Bundle, progress: Progress) -> None:
         self._bundle = bundle
         self._progress = progress

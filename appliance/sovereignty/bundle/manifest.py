@@ -52,7 +52,7 @@ Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
 class ItemKind(StrEnum):
-    """The kind of an item, which decides where it is loaded."""
+    """Decides where an item is loaded."""
 
     IMAGE = "image"
     CHART = "chart"
@@ -108,8 +108,6 @@ class Item(BundleRecord):
 
 
 class BundleManifest(BundleRecord):
-    """MANIFEST.json."""
-
     format: Literal[1] = 1
     name: Name
     version: Version
@@ -141,11 +139,10 @@ class BundleManifest(BundleRecord):
 
     @property
     def size(self) -> int:
-        """Bytes of all listed files."""
         return sum(file.size for file in self.files)
 
     def blobs(self) -> dict[str, BundleFile]:
-        """Blobs by digest."""
+        """By digest."""
         return {f"sha256:{file.sha256}": file for file in self.files if file.path.startswith("blobs/")}
 
     def of_kind(self, *kinds: ItemKind) -> Iterator[Item]:
@@ -179,16 +176,11 @@ class Base(BundleRecord):
     manifest: Digest
     """Digest of the base's MANIFEST.json."""
     omitted: tuple[Digest, ...]
-    """Blobs that are taken from the base, sorted."""
+    """Sorted blobs of the base."""
 
 
 def make_base(older: BundleManifest, newer: BundleManifest) -> Base:
-    """
-    BASE.json of the difference between two bundles.
-
-    Raises:
-        BundleRefusedError: they are not two versions of one bundle.
-    """
+    """The difference between two bundles; raises BundleRefusedError unless they are versions of one."""
     if older.name != newer.name:
         raise BundleRefusedError(f"{older.name} and {newer.name} are not two versions of one bundle")
     omitted = sorted(older.blobs().keys() & newer.blobs().keys())
@@ -205,8 +197,7 @@ def present_files(manifest: BundleManifest, base: Base | None) -> Sequence[Bundl
     """
     The files on the medium of a bundle, in the manifest's order.
 
-    Raises:
-        BundleRefusedError: BASE.json omits a blob that the manifest does not have.
+    Raises BundleRefusedError if BASE.json omits a blob that the manifest does not have.
     """
     if base is None:
         return manifest.files
@@ -218,12 +209,7 @@ def present_files(manifest: BundleManifest, base: Base | None) -> Sequence[Bundl
 
 
 def check_base(base: Base, found: BundleManifest | None) -> None:
-    """
-    Check that a bundle is the base of a difference.
-
-    Raises:
-        BundleIncompleteError: it is another one, or there is none.
-    """
+    """Raise BundleIncompleteError unless `found` is the base of a difference."""
     wanted = f"{base.name} {base.version} ({base.manifest})"
     if found is None:
         raise BundleIncompleteError(f"this is a difference to {wanted}: pass that bundle with --base")

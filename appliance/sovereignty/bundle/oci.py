@@ -31,7 +31,7 @@ ARTEFACT = "application/vnd.sovereign-appliance.{kind}.v1"
 REF_NAME = "org.opencontainers.image.ref.name"
 TITLE = "org.opencontainers.image.title"
 MAX_DOCUMENT_BYTES = 4 * 2**20
-"""Maximum size of a manifest in registries."""
+"""Maximum of registries for a manifest."""
 
 
 class Platform(BaseModel):
@@ -41,8 +41,6 @@ class Platform(BaseModel):
 
 
 class Descriptor(BaseModel):
-    """A reference to a blob."""
-
     model_config = ConfigDict(frozen=True, populate_by_name=True)
     media_type: str = Field(alias="mediaType")
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
@@ -51,7 +49,6 @@ class Descriptor(BaseModel):
     platform: Platform | None = None
 
     def document(self) -> dict[str, Any]:
-        """The descriptor as JSON."""
         annotations = {"annotations": dict(self.annotations)} if self.annotations else {}
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size, **annotations}
 
@@ -86,7 +83,6 @@ def parse_image_config(config: bytes, name: str) -> tuple[list[str], dict[str, A
 
 
 def parse_index(content: bytes, name: str) -> ImageIndex:
-    """Parse an index; raises BundleRefusedError."""
     try:
         return ImageIndex.model_validate_json(content)
     except ValidationError as error:
@@ -94,7 +90,6 @@ def parse_index(content: bytes, name: str) -> ImageIndex:
 
 
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
-    """Parse a manifest; raises BundleRefusedError."""
     try:
         return ImageManifest.model_validate_json(content)
     except ValidationError as error:

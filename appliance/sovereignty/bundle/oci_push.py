@@ -31,8 +31,6 @@ DIGEST_HEADER = "Docker-Content-Digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """A registry to push to."""
-
     url: str
     """`https://registry.example:5000/prefix`; everything is pushed below the prefix."""
     credentials: tuple[str, str] | None
@@ -41,12 +39,7 @@ class Registry:
     """Verifies its certificate; None for plain HTTP."""
 
     def push(self, tree: ItemTree, bundle: Bundle) -> bool:
-        """
-        Push one item under its own name and tag unless it is present; returns whether it was pushed.
-
-        Raises:
-            BundleStorageError: the registry cannot be reached, or refuses it.
-        """
+        """Push one item unless it is present under its tag, and say whether; raises BundleStorageError."""
         try:
             return asyncio.run(self._push(tree, bundle))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

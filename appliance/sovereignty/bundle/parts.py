@@ -33,19 +33,15 @@ MOST_PARTS = 9999
 
 
 class ListedPart(BundleRecord):
-    """One part in the index."""
-
     name: Annotated[str, Field(pattern=r"^bundle\.tar\.[0-9]{4}$")]
     size: Count
     sha256: Hex
 
 
 class PartsIndex(BundleRecord):
-    """PARTS.json."""
-
     format: Literal[1] = 1
     manifest: Digest
-    """Digest of the bundle's MANIFEST.json."""
+    """Of the bundle's MANIFEST.json."""
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
     """In the order of the stream."""
 
@@ -57,17 +53,14 @@ class PartsIndex(BundleRecord):
 
 
 def part_name(number: int) -> str:
-    """File name of a part; numbers start at 1."""
     return f"bundle.tar.{number:04}"
 
 
 def open_source(path: Path) -> BundleSource:
     """
-    Open the bundle at a path: a directory, a directory of parts, or a tar file.
+    Open a bundle: a directory, a directory of parts, or a tar file.
 
-    Raises:
-        ConfigurationError: there is no bundle at the path.
-        BundleRefusedError: the index of the parts is malformed, or a part is missing.
+    Raises ConfigurationError if there is none, BundleRefusedError if its parts or their index are damaged.
     """
     if path.is_dir() and (path / PARTS).exists():
         with open_beneath(path, PARTS) as file:
@@ -91,10 +84,7 @@ def split(head: BundleHead, contents: Contents, directory: Path, part_bytes: int
     """
     Write a bundle as parts into a new directory; the same input gives the same parts.
 
-    Raises:
-        BundleRefusedError: the bundle is incomplete.
-        BundleStorageError: the parts cannot be written.
-        ConfigurationError: it would take more than 9,999 parts.
+    Raises ConfigurationError if it would take more than 9,999 parts.
     """
     if stream_size(head, contents.files) > part_bytes * MOST_PARTS:
         raise ConfigurationError(f"more than {MOST_PARTS} parts: make each larger with --part-bytes")

@@ -50,12 +50,10 @@ class Placement:
 
     @property
     def staged(self) -> Path:
-        """Temporary directory in which the version is staged."""
         return self.home / f".{self.version}{PARTIAL}"
 
     @property
     def current(self) -> Path:
-        """The link to the version in service."""
         return self.home / CURRENT
 
     def missing(self) -> list[BundleFile]:
@@ -68,12 +66,7 @@ class Placement:
 
 
 def place_models(trees: Sequence[ItemTree], models: Path) -> list[Placement]:
-    """
-    The directories of the models in a bundle.
-
-    Raises:
-        BundleRefusedError: it has two versions of a model, and `current` can point to only one.
-    """
+    """The directories of models; raises BundleRefusedError for two versions of one: `current` is one link."""
     names = [tree.item.name for tree in trees if tree.item.kind is ItemKind.MODEL]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BundleRefusedError(
@@ -124,12 +117,7 @@ def room(placements: Sequence[Placement]) -> list[tuple[Path, int, int]]:
 
 
 def check_room(placements: Sequence[Placement]) -> None:
-    """
-    Check that the missing files fit on their disks.
-
-    Raises:
-        BundleStorageError: they do not.
-    """
+    """Raise BundleStorageError if the missing files do not fit on their disks."""
     for place, needed, free in room(placements):
         if needed > free:
             raise BundleStorageError(
@@ -150,9 +138,7 @@ def stage(placement: Placement, chunks: Chunks) -> int:
     """
     Fill the directory of a version and return how many files were written.
 
-    Raises:
-        BundleRefusedError: a file is not as in the manifest.
-        BundleStorageError: a file cannot be written, or the directory holds other files.
+    Raises BundleRefusedError if a file is not as in the manifest, BundleStorageError if it cannot be written.
     """
     place = placement.final if placement.final.exists() else placement.staged
     written = 0
@@ -179,12 +165,7 @@ def stage(placement: Placement, chunks: Chunks) -> int:
 
 
 def activate(placement: Placement) -> bool:
-    """
-    Switch the link `current` to this version atomically; False if it pointed there already.
-
-    Raises:
-        BundleStorageError: it cannot be switched, or is not a link.
-    """
+    """Switch the link `current` to this version atomically; False if it pointed there already."""
     link = placement.current
     try:
         if link.is_symlink() and str(link.readlink()) == placement.version:

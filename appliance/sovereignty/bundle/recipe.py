@@ -19,8 +19,6 @@ class _Part(BaseModel):
 
 
 class RecipeEntry(_Part):
-    """Members that every entry has."""
-
     licence: Text
     """SPDX expression."""
     origin: Text
@@ -33,12 +31,9 @@ class RecipeImage(RecipeEntry):
     archive: Path
     """Output of `docker save`, an OCI archive, or an OCI directory."""
     reference: Reference
-    """Name and tag."""
 
 
 class RecipeChart(RecipeEntry):
-    """A packaged Helm chart."""
-
     file: Path
     """Output of `helm package`."""
     values: tuple[Path, ...] = ()
@@ -48,8 +43,6 @@ class RecipeChart(RecipeEntry):
 
 
 class RecipeModel(RecipeEntry):
-    """A directory of weights."""
-
     name: Name
     version: Text
     """Revision of the weights."""
@@ -57,8 +50,6 @@ class RecipeModel(RecipeEntry):
 
 
 class RecipeFiles(RecipeEntry):
-    """Wheels, or other files."""
-
     name: Name
     version: Text
     files: Annotated[tuple[Path, ...], Field(min_length=1)]
@@ -80,12 +71,7 @@ class BundleRecipe(_Part):
 
 
 def load_recipe(path: Path) -> BundleRecipe:
-    """
-    Read a recipe.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is invalid.
-    """
+    """Read a recipe; raises ConfigurationError if it cannot be read or is invalid."""
     try:
         return BundleRecipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

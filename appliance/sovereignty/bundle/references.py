@@ -24,8 +24,6 @@ _INTERPOLATED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?-([^}]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """An image reference."""
-
     reference: str
     where: str
     """Document that contains it, for messages."""
@@ -51,10 +49,7 @@ def images_in(text: str, where: str, variables: Mapping[str, str] | None = None)
     """
     Find the images that YAML text names: every `image` string, or an image volume's reference.
 
-    `variables` are values for `${NAME:-default}` in compose files; the default is used otherwise.
-
-    Raises:
-        ConfigurationError: it is not YAML.
+    `variables` are values for `${NAME:-default}` in compose files.  Raises ConfigurationError for other text.
     """
     known = variables or {}
     try:
@@ -70,12 +65,7 @@ def images_in(text: str, where: str, variables: Mapping[str, str] | None = None)
 
 
 def annotated_images(chart_yaml: Mapping[str, Any], where: str) -> list[Named]:
-    """
-    The images that a chart lists in its annotation.
-
-    Raises:
-        ConfigurationError: there is no such list, or it is malformed.
-    """
+    """The images in a chart's annotation; raises ConfigurationError if it is absent or malformed."""
     listed = (chart_yaml.get("annotations") or {}).get(ANNOTATION)
     if not isinstance(listed, str):
         message = f"{where} has no annotation {ANNOTATION}, and was not rendered"
@@ -84,12 +74,7 @@ def annotated_images(chart_yaml: Mapping[str, Any], where: str) -> list[Named]:
 
 
 def check_complete(manifest: BundleManifest, named: list[Named]) -> None:
-    """
-    Check that the bundle has every named image.
-
-    Raises:
-        BundleIncompleteError: one is missing, or is named by tag only.
-    """
+    """Raise BundleIncompleteError if a named image is missing, or is named by tag only."""
     images = list(manifest.of_kind(ItemKind.IMAGE))
     known = {item.digest for item in images} | {item.image_id for item in images if item.image_id}
     for image in named:
@@ -104,13 +89,10 @@ def check_complete(manifest: BundleManifest, named: list[Named]) -> None:
 
 def check_listed(manifest: BundleManifest, listed: list[Named], unused: Collection[str]) -> None:
     """
-    Check that the bundle has every image a chart lists, except those the site never uses.
+    Raise BundleIncompleteError if an image that a chart lists is missing, except those the site never uses.
 
     A chart's list has names and tags; the digests are in values.  So the name and tag must be those of an
     image of the bundle, or the digest, if there is one.
-
-    Raises:
-        BundleIncompleteError: one is missing.
     """
     known = {_plain(item.reference) for item in manifest.of_kind(ItemKind.IMAGE) if item.reference}
     for image in listed:

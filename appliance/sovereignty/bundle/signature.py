@@ -42,8 +42,6 @@ FORM = "a line is `name+hash+base64 not-before=2026-01-01 not-after=2027-12-31`;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedKey:
-    """A public key and the days on which it is valid."""
-
     verifier_key: VerifierKey
     not_before: date | None = None
     not_after: date | None = None
@@ -61,7 +59,6 @@ class TrustedKey:
         )
 
     def complaint(self, now: float) -> str:
-        """Why it is not valid at `now`."""
         day = datetime.fromtimestamp(now, UTC).date()
         if self.not_before is not None and day < self.not_before:
             return f"the key {self.name} is valid from {self.not_before}, and today is {day}: check the clock"
@@ -72,12 +69,7 @@ class TrustedKey:
 
 
 def load_trusted_keys(path: Path) -> tuple[TrustedKey, ...]:
-    """
-    Read the trusted keys of a site.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or has no usable key.
-    """
+    """Read a site's trusted keys; raises ConfigurationError if there is no file or no usable key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,12 +85,7 @@ def load_trusted_keys(path: Path) -> tuple[TrustedKey, ...]:
 
 
 def parse_trusted_keys(text: str) -> tuple[TrustedKey, ...]:
-    """
-    Parse the lines of a trusted-keys file; empty lines and comments (`#`) are skipped.
-
-    Raises:
-        AuditKeyError: a line is malformed.
-    """
+    """The keys of a trusted-keys file; raises AuditKeyError if a line is malformed."""
     lines = [line.strip() for line in text.splitlines()]
     return tuple(_parse_line(line) for line in lines if line and not line.startswith("#"))
 
@@ -134,29 +121,19 @@ class SignedKind:
     heading: str
     """First line of the signed text; unique per kind."""
     file: str
-    """Name of the file."""
     signature: str
     """Name of the file with the note."""
     thing: str
     """What the file describes."""
 
     def text(self, content: bytes) -> str:
-        """The text that is signed for the bytes of a file."""
         return f"{self.heading}\nsha256:{hashlib.sha256(content).hexdigest()}\n{len(content)}\n"
 
     def sign(self, content: bytes, signer: NoteSigner) -> bytes:
-        """The note for the bytes of a file."""
         return sign_note(self.text(content), [signer]).encode()
 
     def verify(self, content: bytes, note_bytes: bytes, trusted: Iterable[TrustedKey], now: float) -> str:
-        """
-        Name of a trusted key in force that signed the file.
-
-        `now` is in seconds since the epoch.
-
-        Raises:
-            BundleRefusedError: no trusted key signed these bytes, or the key is not in force.
-        """
+        """A trusted key in force at `now` (Unix time) that signed, by name; else BundleRefusedError."""
         try:
             note = parse_note(note_bytes.decode())
         except (UnicodeDecodeError, MalformedCheckpointError) as error:

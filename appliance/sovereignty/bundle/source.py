@@ -50,9 +50,8 @@ class Contents(Protocol):
         """
         Yield every file with its bytes, once, in the order of the medium.
 
-        Raises:
-            BundleRefusedError: a file is missing, has another size, or is not listed.
-            BundleStorageError: the medium cannot be read.
+        Raises BundleRefusedError if a file is missing, has another size or is not listed, and
+        BundleStorageError if the medium cannot be read.
         """
         ...
 
@@ -66,8 +65,6 @@ class Contents(Protocol):
 
 
 class BundleSource(Protocol):
-    """A medium with a bundle."""
-
     def head(self) -> BundleHead:
         """Read the head; raises as `Contents.stream` does."""
         ...
@@ -146,9 +143,7 @@ def open_beneath(root: Path, name: str) -> BinaryIO:
     """
     Open a regular file below a directory without following links below it.
 
-    Raises:
-        BundleRefusedError: it is missing, a link, or not a regular file.
-        BundleStorageError: it cannot be read.
+    Raises BundleRefusedError if it is missing or another kind of file, BundleStorageError if unreadable.
     """
     *directories, last = name.split("/")
     try:
@@ -177,13 +172,7 @@ def open_beneath(root: Path, name: str) -> BinaryIO:
 
 
 def read_small(file: BinaryIO, name: str) -> bytes:
-    """
-    Read a file of the head.
-
-    Raises:
-        BundleRefusedError: it is too large.
-        BundleStorageError: it cannot be read.
-    """
+    """Read a file of the head; raises BundleRefusedError if it is too large."""
     try:
         content = file.read(MAX_RECORD_BYTES + 1)
     except OSError as error:
@@ -194,13 +183,7 @@ def read_small(file: BinaryIO, name: str) -> bytes:
 
 
 def read_chunks(opened: BinaryIO, file: BundleFile, where: str) -> Iterator[bytes]:
-    """
-    Yield the bytes of a file, exactly as many as listed.
-
-    Raises:
-        BundleRefusedError: there are fewer.
-        BundleStorageError: the medium cannot be read.
-    """
+    """Yield exactly the listed bytes; raises BundleRefusedError if there are fewer."""
     left = file.size
     while left:
         try:

@@ -38,8 +38,6 @@ Read = Callable[[BundleFile], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformImage:
-    """One image for one platform."""
-
     file: BundleFile
     config: BundleFile
     layers: tuple[BundleFile, ...]
@@ -50,8 +48,6 @@ class PlatformImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemTree:
-    """An item and everything below it."""
-
     item: Item
     documents: tuple[BundleFile, ...]
     """Indexes and manifests, each after those it refers to, the item's own last."""
@@ -64,12 +60,7 @@ class ItemTree:
         return tuple({file.path: file for file in found}.values())
 
     def named_files(self) -> dict[str, BundleFile]:
-        """
-        Files of an artefact by the path they are loaded to.
-
-        Raises:
-            BundleRefusedError: a path leaves the directory, is absent, or occurs twice.
-        """
+        """Files by the path they are loaded to; raises BundleRefusedError for an unsafe or repeated path."""
         named: dict[str, BundleFile] = {}
         for image in self.images:
             for title, file in zip(image.titles, image.layers, strict=True):
@@ -82,12 +73,7 @@ class ItemTree:
 
 
 def read_trees(manifest: BundleManifest, read: Read) -> tuple[ItemTree, ...]:
-    """
-    Read the tree of every item.
-
-    Raises:
-        BundleRefusedError: index.json, items and files do not agree.
-    """
+    """Read every item's tree; raises BundleRefusedError if index.json, items and files do not agree."""
     blobs = manifest.blobs()
     by_path = {file.path: file for file in manifest.files}
     listed = parse_index(read(by_path[INDEX]), INDEX).manifests
@@ -108,8 +94,6 @@ def read_trees(manifest: BundleManifest, read: Read) -> tuple[ItemTree, ...]:
 
 
 class _Walk:
-    """Traversal of one item."""
-
     def __init__(self, blobs: dict[str, BundleFile], read: Read) -> None:
         self._blobs = blobs
         self._read = read

@@ -18,11 +18,7 @@ from appliance.sovereignty.egress.probing import run_probes
 
 
 def answer(asked: TextIO, answers: TextIO) -> None:
-    """
-    Run the plan once for each line after the first.
-
-    Answers with the number and the result, one JSON line each.
-    """
+    """Run the plan, the first line, once for each further line; answer with number and result as JSON."""
     plan = ProbePlan.from_json(json.loads(asked.readline()))
     for line in asked:
         made = {"number": int(line), **run_probes(plan).to_json()}

@@ -25,11 +25,9 @@ class EgressVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressJudgement:
-    """A verdict, with reasons unless it is `closed`."""
-
     verdict: EgressVerdict
     reasons: tuple[str, ...] = ()
-    """One line each."""
+    """One line each; none if `closed`."""
 
 
 def judge(control: ProbeResult | None, results: Sequence[ProbeResult]) -> EgressJudgement:

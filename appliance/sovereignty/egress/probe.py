@@ -55,8 +55,6 @@ DOCUMENTATION_NETWORKS = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressProbe:
-    """One attempt."""
-
     kind: ProbeKind
     host: str
     """An IP address; a name if the kind allows it."""
@@ -81,8 +79,6 @@ class EgressProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """One attempt and its outcome."""
-
     probe: EgressProbe
     outcome: ProbeOutcome
     detail: str = ""
@@ -94,7 +90,6 @@ class ProbeResult:
         return f"{self.probe.kind} {self.probe.target} {self.outcome}"
 
     def to_json(self) -> dict[str, Any]:
-        """As in a report."""
         return {
             "kind": str(self.probe.kind),
             "target": self.probe.target,
@@ -106,8 +101,6 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePlan:
-    """The attempts of one check."""
-
     probes: tuple[EgressProbe, ...]
     control: EgressProbe | None
     """None: a listener that the check opens on loopback."""
@@ -115,7 +108,6 @@ class ProbePlan:
     """Per attempt; all are made at once."""
 
     def to_json(self) -> dict[str, Any]:
-        """For another process; `from_json` reads it."""
         return {
             "probes": [_probe_to_json(probe) for probe in self.probes],
             "control": _probe_to_json(self.control) if self.control else None,
@@ -133,8 +125,6 @@ class ProbePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Results of one run of a plan."""
-
     control: ProbeResult | None
     """None if no attempt could be made."""
     results: tuple[ProbeResult, ...]
@@ -142,7 +132,6 @@ class Observation:
     """Why no attempt could be made; empty otherwise."""
 
     def to_json(self) -> dict[str, Any]:
-        """For another process; `from_json` reads it."""
         return {
             "control": _result_to_json(self.control) if self.control else None,
             "results": [_result_to_json(result) for result in self.results],

@@ -34,14 +34,7 @@ class Prober:
 
     @classmethod
     def start(cls, plan: ProbePlan) -> "Prober":
-        """
-        Start it; it makes no attempt before `observe`.
-
-        Must be called before this process raises the wall, which its children inherit.
-
-        Raises:
-            OSError: no process can be started.
-        """
+        """Start it, before this process raises the wall, which its children inherit; raises OSError."""
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )

@@ -53,11 +53,7 @@ OUTCOMES = {
 
 
 def is_walled() -> bool:
-    """
-    Whether a Landlock wall around this process refuses connections.
-
-    Tested by an attempt on loopback, since a process cannot read its own rules.
-    """
+    """Whether a Landlock wall refuses connections: tried on loopback, since rules cannot be read."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
             asking.settimeout(0)

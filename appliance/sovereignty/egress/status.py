@@ -37,12 +37,8 @@ class EgressReport:
     settings: str
     """Digest of the `egress` section."""
     walled: bool
-    """
-    Whether the serving process is behind a Landlock wall of its own; compare
-    `ProbeOutcome.REFUSED_BY_WALL`.
-    """
+    """Whether the serving process has a wall of its own; compare `ProbeOutcome.REFUSED_BY_WALL`."""
     seconds: float
-    """Duration."""
     observation: Observation
     judgement: EgressJudgement
 
@@ -117,8 +113,6 @@ class EgressReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressStatus:
-    """What the checks so far have shown."""
-
     mode: Literal["off", "warn", "strict"]
     last: EgressReport | None = None
     """The newest check."""
@@ -126,7 +120,6 @@ class EgressStatus:
     """The newest conclusive check."""
 
     def after(self, report: EgressReport) -> "EgressStatus":
-        """The status after another check."""
         if report.verdict is EgressVerdict.INCONCLUSIVE:
             return replace(self, last=report)
         return replace(self, last=report, conclusive=report)
