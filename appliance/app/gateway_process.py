@@ -42,7 +42,6 @@ from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batch_setup import OpenBatches, open_batches
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.recorder import Recorder
-from appliance.infra.metrics import observe_tenants
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.serving.discovery import Discovery
@@ -83,7 +82,9 @@ class GatewayRole(GatewayOpener):
             watch = TenantWatch(
                 store=opened.tenant_store, directory=tenants, logger=self.logger, clock=WALL_CLOCK
             )
-            observe_tenants(opened.metrics, watch)
+            opened.metrics.keys_next_end.set_function(lambda: watch.next_key_expiry)
+            opened.metrics.tenants_generation.set_function(lambda: watch.generation)
+            opened.metrics.tenants_age_seconds.set_function(lambda: watch.age_seconds)
             registrar, shown = await self._enrol(opened, watch)
             attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
             gateway = self._make_gateway(opened, attribution)

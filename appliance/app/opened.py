@@ -33,7 +33,7 @@ from appliance.infra.data_directory import Installation, load_control_token
 from appliance.infra.database import Database
 from appliance.infra.lease import SqlLease
 from appliance.infra.logs import Logger
-from appliance.infra.metrics import Metrics, observe_witnesses
+from appliance.infra.metrics import Metrics
 from appliance.infra.settings import Settings
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
@@ -128,7 +128,7 @@ class GatewayOpener:
             )
             report = partial(_report_witness, self.logger)
             witnessing = await enter(open_witnessing(store=store, settings=settings.audit, report=report))
-            observe_witnesses(metrics, lambda: witnessing.level)
+            _observe_witnesses(metrics, witnessing)
             limits = await enter(
                 open_limits(
                     database=database,
@@ -208,6 +208,13 @@ class GatewayOpener:
 def new_request_id() -> str:
     """A unique id: 48 bits of time, 80 of randomness."""
     return new_entry_id(int(WALL_CLOCK() * 1000), os.urandom(10))
+
+
+def _observe_witnesses(metrics: Metrics, witnessing: Witnessing) -> None:
+    metrics.audit_witnesses.labels("known").set_function(lambda: witnessing.level.known)
+    metrics.audit_witnesses.labels("cosigned").set_function(lambda: witnessing.level.cosigned)
+    metrics.audit_witnessed_size.set_function(lambda: witnessing.level.size)
+    metrics.audit_witness_time.set_function(lambda: witnessing.level.time)
 
 
 def _report_witness(logger: Logger, name: str, problem: str | None) -> None:

@@ -85,10 +85,9 @@ def prepare(
     """Make the directory usable, creating what a first start needs except API keys (`register.enrolment`)."""
     directory = installation.directory
     if any(sign in str(directory) for sign in "?#%"):
-        message = (
+        raise ConfigurationError(
             f"the data directory {directory} may not have ?, # or % in its name: choose another with --data"
         )
-        raise ConfigurationError(message)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         installation.logs.mkdir(mode=0o700, exist_ok=True)
@@ -97,8 +96,7 @@ def prepare(
         probe.unlink()
     except OSError as error:
         reason = f"the data directory {directory} cannot be written to ({error.strerror})"
-        message = f"{reason}: choose another with --data"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{reason}: choose another with --data") from error
     if not installation.signing_key.exists():
         create_signing_key(installation.signing_key)
     _prepare_control_token(installation, random_bytes)

@@ -84,8 +84,7 @@ def open_database(url: str, *, busy_seconds: float, idle: int = IDLE_CONNECTIONS
         in_memory = parsed.database in {None, "", ":memory:"}
         engine = create_engine(parsed, **({} if in_memory else {"pool_size": idle, "max_overflow": -1}))
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        message = f"the database URL cannot be used: {first_line(error)}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"the database URL cannot be used: {first_line(error)}") from error
     if engine.dialect.name != "sqlite":
         message = f"the database URL cannot be used: {engine.dialect.name} is neither sqlite nor postgresql"
         raise ConfigurationError(message)

@@ -73,8 +73,7 @@ def _known_zone(name: str) -> str:
     try:
         return ZoneInfo(name).key
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"{name} is not a time zone; use a name such as Africa/Nairobi"
-        raise ValueError(message) from error
+        raise ValueError(f"{name} is not a time zone; use a name such as Africa/Nairobi") from error
 
 
 def split_host(text: str) -> tuple[str, int]:
@@ -85,8 +84,7 @@ def split_host(text: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    message = f"{text!r} is not a host and port; write 10.0.0.5:8000 or [fd00::5]:8000"
-    raise ValueError(message)
+    raise ValueError(f"{text!r} is not a host and port; write 10.0.0.5:8000 or [fd00::5]:8000")
 
 
 class Section(BaseModel):
@@ -170,8 +168,7 @@ class TlsSettings(Section):
     @model_validator(mode="after")
     def _files_come_together(self) -> "TlsSettings":
         if (self.certificate_file is None) != (self.key_file is None):
-            message = "certificate_file and key_file come together: set both or neither"
-            raise ValueError(message)
+            raise ValueError("certificate_file and key_file come together: set both or neither")
         if (self.command_certificate_file is None) != (self.command_key_file is None):
             message = "command_certificate_file and command_key_file come together: set both or neither"
             raise ValueError(message)
@@ -179,11 +176,9 @@ class TlsSettings(Section):
             message = "client certificates need client_ca_file: set it to the authorities that sign them"
             raise ValueError(message)
         if self.client_ca_file is not None and self.certificate_file is None:
-            message = "client_ca_file needs TLS: set certificate_file and key_file as well"
-            raise ValueError(message)
+            raise ValueError("client_ca_file needs TLS: set certificate_file and key_file as well")
         if not all(name.startswith(("uri:", "dns:", "cn:")) for name in self.client_tenants):
-            message = "client_tenants: each name starts with `uri:`, `dns:` or `cn:`"
-            raise ValueError(message)
+            raise ValueError("client_tenants: each name starts with `uri:`, `dns:` or `cn:`")
         return self
 
 
@@ -228,8 +223,7 @@ class OidcSettings(Section):
             message = "jwks_file needs issuer and audience: tokens for other services must be refused here"
             raise ValueError(message)
         if (self.admin_claim is None) != (not self.admin_values):
-            message = "admin_claim and admin_values come together: set both or neither"
-            raise ValueError(message)
+            raise ValueError("admin_claim and admin_values come together: set both or neither")
         return self
 
 
@@ -468,8 +462,7 @@ class WitnessSettings(Section):
 
 def _refuse_open(value: object) -> object:
     if value == "open":
-        message = "the mode open was removed: use spool with enough audit.spool_bytes, or strict"
-        raise ValueError(message)
+        raise ValueError("the mode open was removed: use spool with enough audit.spool_bytes, or strict")
     return value
 
 
@@ -627,8 +620,7 @@ class EgressSettings(Section):
     @model_validator(mode="after")
     def _an_entry_holds_them(self) -> "EgressSettings":
         if len(self.tcp_targets) + len(self.udp_targets) + len(self.metadata_targets) > MOST_EGRESS_TARGETS:
-            message = f"at most {MOST_EGRESS_TARGETS} targets together: an audit entry holds no more"
-            raise ValueError(message)
+            raise ValueError(f"at most {MOST_EGRESS_TARGETS} targets together: an audit entry holds no more")
         return self
 
     @model_validator(mode="after")
@@ -675,13 +667,11 @@ class CostSettings(Section):
     @model_validator(mode="after")
     def _one_kind_of_price(self) -> "CostSettings":
         if self.worker_price is not None and self.worker_price_per_hour is not None:
-            message = (
+            raise ValueError(
                 "worker_price is for a bought machine, worker_price_per_hour for a rented one: set only one"
             )
-            raise ValueError(message)
         if (self.watts_idle is None) != (self.watts_busy is None):
-            message = "watts_idle and watts_busy come together: set both or neither"
-            raise ValueError(message)
+            raise ValueError("watts_idle and watts_busy come together: set both or neither")
         return self
 
 
@@ -743,8 +733,7 @@ class TracingSettings(Section):
     def _stays_inside(self) -> "TracingSettings":
         parts = urlsplit(self.endpoint)
         if self.ca_file is not None and parts.scheme != "https":
-            message = "ca_file is for an endpoint that begins with https://"
-            raise ValueError(message)
+            raise ValueError("ca_file is for an endpoint that begins with https://")
         try:
             is_public = ip_address(parts.hostname or "").is_global
         except ValueError:
@@ -799,8 +788,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _a_spool_has_room(self) -> "Settings":
         if self.audit.durability == "spool" and not self.audit.spool_bytes:
-            message = "audit.durability is spool and audit.spool_bytes is 0: give the spool some room"
-            raise ValueError(message)
+            raise ValueError("audit.durability is spool and audit.spool_bytes is 0: give the spool some room")
         return self
 
 
@@ -829,8 +817,7 @@ def _read_file(file: Path) -> dict[str, dict[str, Any]]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the settings file {file}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot read the settings file {file}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that does not exist
         message = f"the settings file {file} is not YAML: {' '.join(str(error).split())}"
         raise ConfigurationError(message) from error
@@ -869,8 +856,7 @@ def _refuse_removed(values: Mapping[str, Mapping[str, Any]]) -> None:
     for section, fields in values.items():
         for field in fields:
             if (what_now := REMOVED.get(f"{section}.{field}")) is not None:
-                message = f"{section}.{field} is no longer a setting: {what_now}"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"{section}.{field} is no longer a setting: {what_now}")
 
 
 def _merge(values: dict[str, dict[str, Any]], stronger: Mapping[str, Mapping[str, Any]]) -> None:

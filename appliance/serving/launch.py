@@ -225,10 +225,9 @@ def speculative_config(
         case "ngram":
             config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         case "suffix" if not can_import("arctic_inference"):
-            message = (
+            raise ConfigurationError(
                 "worker.method is suffix, which needs the arctic-inference package in the worker's image"
             )
-            raise ConfigurationError(message)
         case _:
             pass
     config["num_speculative_tokens_per_batch_size"] = [list(span) for span in schedule]
@@ -301,10 +300,9 @@ def _check_parallelism(settings: WorkerSettings, device: Device) -> None:
         message = f"tensor and pipeline parallelism ask for {wanted} GPUs, but the worker runs on the CPU"
         raise ConfigurationError(message)
     if wanted > device.count and SEVERAL_NODES not in settings.extra_arguments:
-        message = (
+        raise ConfigurationError(
             f"tensor and pipeline parallelism ask for {wanted} GPUs, but this machine has {device.count}"
         )
-        raise ConfigurationError(message)
 
 
 def _device_environment(

@@ -31,6 +31,7 @@ from appliance.api.services import Services
 from appliance.app.http_app import create_app
 from appliance.audit import verify
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
+from appliance.audit.durability.guarded import observe_audit
 from appliance.audit.entry import decode, new_entry_id
 from appliance.audit.export import export_log
 from appliance.audit.log import AuditLog
@@ -47,7 +48,7 @@ from appliance.gateway.capture import open_content
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.recorder import Recorder
 from appliance.infra.logs import configure_logs
-from appliance.infra.metrics import Metrics, observe_audit
+from appliance.infra.metrics import Metrics
 from appliance.infra.settings import (
     DEMO_DRAFT,
     DEMO_TARGET,

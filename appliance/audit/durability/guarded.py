@@ -19,11 +19,11 @@ from appliance.audit.durability.health import AuditHealth, HealthMonitor
 from appliance.audit.durability.selfcheck import SelfCheck
 from appliance.audit.durability.spool import Spool
 from appliance.audit.entry_types import EntryType
-from appliance.audit.log import AuditLog
+from appliance.audit.log import AuditLog, AuditState
 from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore
 from appliance.infra.logs import Logger
-from appliance.infra.metrics import Metrics, observe_audit
+from appliance.infra.metrics import Metrics
 from appliance.infra.settings import AuditSettings
 
 
@@ -111,6 +111,16 @@ async def open_guarded(
             observe_audit(metrics, log.state)
             _observe_health(metrics, monitor.health)
             yield GuardedLog(log=log, sink=sink, monitor=monitor)
+
+
+def observe_audit(metrics: Metrics, state: Callable[[], AuditState]) -> None:
+    metrics.audit_tree_size.set_function(lambda: state().size)
+    metrics.audit_queue_entries.set_function(lambda: state().queued)
+    metrics.audit_checkpoint_size.set_function(lambda: state().checkpoint_size)
+    metrics.audit_checkpoint_lag.set_function(lambda: state().size - state().checkpoint_size)
+    metrics.audit_checkpoint_time.set_function(lambda: state().checkpoint_time)
+    metrics.audit_open_requests.set_function(lambda: state().open_requests)
+    metrics.audit_failing.set_function(lambda: state().failure is not None)
 
 
 def _observe_health(metrics: Metrics, health: Callable[[], AuditHealth]) -> None:
