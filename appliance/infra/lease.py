@@ -63,13 +63,7 @@ class SqlLease(SqlStore):
     """
 
     def __init__(
-        self,
-        database: Database | str,
-        *,
-        name: str,
-        holder: str,
-        seconds: float,
-        clock: Callable[[], float],
+        self, database: Database | str, *, name: str, holder: str, seconds: float, clock: Callable[[], float]
     ) -> None:
         super().__init__(database, busy_seconds=min(LEASE_BUSY_SECONDS, seconds / 4))
         self._name = name

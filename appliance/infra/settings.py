@@ -585,10 +585,7 @@ class EgressSettings(Section):
         "[2001:db8::1]:53",
     )
     """Addresses and ports that must not answer a DNS query."""
-    metadata_targets: tuple[str, ...] = (
-        "169.254.169.254:80",
-        "[fd00:ec2::254]:80",
-    )
+    metadata_targets: tuple[str, ...] = ("169.254.169.254:80", "[fd00:ec2::254]:80")
     """Metadata services of clouds, which must refuse a connection as well."""
     canary_name: str | None = "example.com"
     """Public name that this machine's resolver must not resolve, since that needs an outside server; null:

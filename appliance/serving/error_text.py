@@ -22,11 +22,7 @@ ANTHROPIC_TYPES: dict[int, str] = {
 """Anthropic's error types by status; `anthropic_type` gives the other two."""
 SERVER_ERROR = 500
 CLIENT_ERROR = 400
-TOO_LONG = (
-    "maximum context length",
-    "longer than the maximum model length",
-    "exceeds the max_model_len",
-)
+TOO_LONG = ("maximum context length", "longer than the maximum model length", "exceeds the max_model_len")
 """How vLLM's routes report a prompt that does not fit."""
 NOT_FOUND = 404
 NO_ROUTE = "Not Found"

@@ -53,10 +53,7 @@ class RestartClient:
         """
         try:
             async with self._session.post(
-                worker.url + RESTART_PATH,
-                json=request.body(),
-                headers=self._headers,
-                allow_redirects=False,
+                worker.url + RESTART_PATH, json=request.body(), headers=self._headers, allow_redirects=False
             ) as response:
                 status = response.status
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -1,6 +1,5 @@
 """Every metric the appliance exports, declared once on an injected registry."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,7 +19,7 @@ OFTEN, AMONG = 20, 1000
 
 
 class Metrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:  # noqa: PLR0915 - one statement for each metric
         self.registry = registry
         self._meters: dict[tuple[str, str, str, str], Meters] = {}
         self._entry_counters: dict[str, Counter] = {}
@@ -57,15 +56,11 @@ class Metrics:
         )
         self.request_seconds = histogram(
             "appliance_request_seconds",
-            "Time from the request to the last byte of the answer.",
-            SECONDS,
-            "model",
-            "route",
-        )
+            "Time from the request to the last byte of the answer.", SECONDS, "model", "route",
+        )  # fmt: skip
         self.time_to_first_byte_seconds = histogram(
             "appliance_time_to_first_byte_seconds",
-            "Time from the request to the first byte of a stream's content.",
-            SECONDS, "model", "route",
+            "Time from the request to the first byte of a stream's content.", SECONDS, "model", "route",
         )  # fmt: skip
         self.inter_token_seconds = GapHistogram(
             "appliance_inter_token_seconds",
@@ -81,11 +76,8 @@ class Metrics:
         )  # fmt: skip
         self.tokens = counter(
             "appliance_tokens",
-            "Tokens of prompts processed and of answers delivered.",
-            "tenant",
-            "model",
-            "kind",
-        )
+            "Tokens of prompts processed and of answers delivered.", "tenant", "model", "kind",
+        )  # fmt: skip
         self.drafts = counter("appliance_drafts", "Drafts (proposal rounds) for requests.", "tenant", "model")
         self.draft_tokens = counter(
             "appliance_draft_tokens", "Draft tokens proposed for requests.", "tenant", "model"
@@ -95,107 +87,13 @@ class Metrics:
         )
         self.retries = counter(
             "appliance_retries",
-            "Attempts that failed before the first byte and were retried on another worker.",
-            "model",
+            "Attempts that failed before the first byte and were retried on another worker.", "model",
         )  # fmt: skip
-
         self.trace_spans = counter(
             "appliance_trace_spans",
             "Trace spans: `sent` to the collector, or `dropped` because it was unavailable or too slow. No "
-            "request waits for it.",
-            "result",
+            "request waits for it.", "result",
         )  # fmt: skip
-
-        self._add_drafting(counter)
-        self._add_promotions(counter, gauge)
-        self._add_tenants(gauge, by_tenant)
-        self._add_limits(counter, gauge)
-        self._add_workers(counter, gauge)
-        self._add_steps(registry)
-        self._add_cost(counter, gauge)
-
-        self.speculation_mode = gauge(
-            "appliance_speculation_mode", "1 for the current mode of the worker.", "worker", "mode"
-        )
-        self.speculation_reason = gauge(
-            "appliance_speculation_reason", "1 for the reason of the current mode.", "worker", "reason"
-        )
-        self.acceptance_length = gauge(
-            "appliance_acceptance_length",
-            "Mean tokens per draft, including the bonus token, over the monitor's window.", "worker",
-        )  # fmt: skip
-        self.acceptance_rate = gauge(
-            "appliance_acceptance_rate_ratio",
-            "Accepted tokens per draft token, 0..1, over the monitor's window.", "worker",
-        )  # fmt: skip
-        self.acceptance_rate_per_position = gauge(
-            "appliance_acceptance_rate_per_position_ratio",
-            "Accepted tokens per draft at each position of the draft, 0..1.", "worker", "position",
-        )  # fmt: skip
-        self.window_drafts = gauge(
-            "appliance_acceptance_window_drafts", "Drafts in the monitor's window.", "worker"
-        )
-
-        self.speculation_changes = counter(
-            "appliance_speculation_changes", "Changes of a worker's mode, by new mode and reason.",
-            "worker", "mode", "reason",
-        )  # fmt: skip
-        self.speculation_collapsed = gauge(
-            "appliance_speculation_collapsed",
-            "1 while the draft counts as collapsed: check draft, template and traffic.", "worker",
-        )  # fmt: skip
-        self.speculation_controllable = gauge(
-            "appliance_speculation_controllable",
-            "1 if the worker's draft-token table can be changed.",
-            "worker",
-        )
-        self.speculation_draft_tokens = gauge(
-            "appliance_speculation_draft_tokens",
-            "Draft tokens per step in the draft-token table, by batch size (upper bound of the bucket).",
-            "worker", "batch",
-        )  # fmt: skip
-        self.break_even_length = gauge(
-            "appliance_break_even_acceptance_length",
-            "Measured acceptance length above which the maximum number of draft tokens pays at this batch "
-            "size.",
-            "worker", "batch",
-        )  # fmt: skip
-        self.speculation_probes_failed = gauge(
-            "appliance_speculation_probes_failed",
-            "Failed probes in a row; each doubles the time to the next.", "worker",
-        )  # fmt: skip
-        self.speculation_probed_steps = gauge(
-            "appliance_speculation_probed_steps",
-            "Steps used for probes and sweeps since the worker started.", "worker",
-        )  # fmt: skip
-        self.control_acting = gauge(
-            "appliance_control_acting", "1 while this process holds the lease and controls workers."
-        )
-        self.control_failures = counter(
-            "appliance_control_failures",
-            "Polls of a worker that failed because of a defect; nothing was changed.",
-        )
-
-        self._add_callers(counter, gauge)
-        self._add_egress(counter, gauge)
-        self._add_admission(counter, gauge, histogram)
-        self._add_audit(counter, gauge, histogram)
-
-    def _add_promotions(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
-        self.draft_promotion_steps = counter(
-            "appliance_draft_promotion_steps",
-            "Steps of promotions and rollbacks of drafts, by new stage. `refused` and `failed`: the former "
-            "draft serves, and `appliance draft status` says why; `interrupted`: the gateway that ran it "
-            "stopped.",
-            "stage",
-        )  # fmt: skip
-        self.draft_promotion_running = gauge(
-            "appliance_draft_promotion_running",
-            "1 while this process runs a promotion or rollback. If for hours, `appliance draft status` says "
-            "what it waits for.",
-        )  # fmt: skip
-
-    def _add_drafting(self, counter: Callable[..., Counter]) -> None:
         self.context_drafts = counter(
             "appliance_context_drafts", "Drafts for requests, by the length of their context in tokens.",
             "model", "context",
@@ -206,14 +104,12 @@ class Metrics:
         self.context_accepted_tokens = counter(
             "appliance_context_accepted_tokens",
             "Draft tokens of them that the target model accepted. If far fewer above some length, the draft "
-            "was not trained for such contexts.",
-            "model", "context",
+            "was not trained for such contexts.", "model", "context",
         )  # fmt: skip
         self.template_drafts = counter(
             "appliance_template_drafts",
             "Drafts for requests, by prompt template: the labels that `appliance speculation status` shows; "
-            "they change when a gateway starts. `(other)`: rare templates.",
-            "model", "template",
+            "they change when a gateway starts. `(other)`: rare templates.", "model", "template",
         )  # fmt: skip
         self.template_draft_tokens = counter(
             "appliance_template_draft_tokens", "Draft tokens proposed for them.", "model", "template"
@@ -221,11 +117,55 @@ class Metrics:
         self.template_accepted_tokens = counter(
             "appliance_template_accepted_tokens",
             "Draft tokens of them that the target model accepted. If far fewer for one template, the draft "
-            "was not trained on it.",
-            "model", "template",
+            "was not trained on it.", "model", "template",
         )  # fmt: skip
-
-    def _add_workers(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
+        self.draft_promotion_steps = counter(
+            "appliance_draft_promotion_steps",
+            "Steps of promotions and rollbacks of drafts, by new stage. `refused` and `failed`: the former "
+            "draft serves, and `appliance draft status` says why; `interrupted`: the gateway that ran it "
+            "stopped.", "stage",
+        )  # fmt: skip
+        self.draft_promotion_running = gauge(
+            "appliance_draft_promotion_running",
+            "1 while this process runs a promotion or rollback. If for hours, `appliance draft status` says "
+            "what it waits for.",
+        )  # fmt: skip
+        self.tenants_generation = gauge(
+            "appliance_tenants_generation",
+            "Generation of the tenants and keys in force here: the number of changes so far.",
+        )
+        self.tenants_age_seconds = gauge(
+            "appliance_tenants_age_seconds",
+            "Time since the database last confirmed the tenants and keys in force here.",
+        )
+        self.tenant_series_full = gauge(
+            "appliance_tenant_series_full",
+            "1 once the maximum of series with a tenant is reached and further tenants are counted as "
+            "`(other)`.",
+        )
+        self.tenant_series_full.set_function(lambda: by_tenant.is_full)
+        self.keys_next_end = gauge(
+            "appliance_keys_next_end_timestamp_seconds",
+            "Earliest expiry of an API key without a successor; 0 if none expires. `appliance key list` "
+            "shows which.",
+        )
+        self.limit_used = gauge(
+            "appliance_limit_used_ratio",
+            "Fraction of a tenant's limit that is used or held by gateways, 0..1, the maximum over its "
+            "models. At 1 requests are refused.", "tenant", "limit",
+        )  # fmt: skip
+        self.limit_refusals = counter(
+            "appliance_limit_refusals", "Requests refused because of a tenant's limit.", "tenant", "limit"
+        )
+        self.limits_failing = gauge(
+            "appliance_limits_failing",
+            "1 while the database of limits cannot be reached. Gateways use the units they hold, then refuse "
+            "requests.",
+        )
+        self.batch_lines = counter(
+            "appliance_batch_lines",
+            "Finished lines (requests) of batches, by result.", "tenant", "result",
+        )  # fmt: skip
         self.worker_up = gauge("appliance_worker_up", "1 while the worker can take requests.", "worker")
         self.worker_restarts = counter(
             "appliance_worker_restarts", "Restarts of the worker by its supervisor.", "worker"
@@ -254,14 +194,11 @@ class Metrics:
         self.workers_left = counter(
             "appliance_workers_left",
             "Workers that left the list, by their state at that time. `down`: they failed and were not "
-            "removed on purpose.",
-            "health",
+            "removed on purpose.", "health",
         )  # fmt: skip
         for health in ("up", "down"):
             self.workers_left.labels(health)  # Prometheus cannot see the first increment of a new series
         self.scrape_failures = counter("appliance_scrape_failures", "Failed scrapes of a worker.", "worker")
-
-    def _add_steps(self, registry: CollectorRegistry) -> None:
         self.worker_step_tokens = CopiedCounter(
             "appliance_worker_step_tokens",
             "Tokens of decode steps, by draft tokens per step and by batch size (upper bound of the bucket). "
@@ -274,13 +211,137 @@ class Metrics:
             "fastest. Only steps without a prompt count.",
             ("worker", "draft_tokens", "batch"), registry=registry,
         )  # fmt: skip
-
-    def _add_admission(
-        self,
-        counter: Callable[..., Counter],
-        gauge: Callable[..., Gauge],
-        histogram: Callable[..., Histogram],
-    ) -> None:
+        self.engine_seconds = counter(
+            "appliance_engine_seconds",
+            "Engine time by tenant and model of the requests; costs are in `appliance cost report`.",
+            "tenant", "model",
+        )  # fmt: skip
+        self.energy_joules = counter(
+            "appliance_energy_joules",
+            "Energy by tenant and model of the requests, measured by GPUs or computed from the watts in the "
+            "settings.", "tenant", "model",
+        )  # fmt: skip
+        self.worker_busy_seconds = counter(
+            "appliance_worker_busy_seconds", "Time the worker's engine was busy.", "worker"
+        )
+        self.worker_observed_seconds = counter(
+            "appliance_worker_observed_seconds",
+            "Time this gateway has observed the worker, busy or idle.", "worker",
+        )  # fmt: skip
+        self.worker_unattributed_seconds = counter(
+            "appliance_worker_unattributed_seconds",
+            "Engine time without a request of this gateway: other gateways, or direct calls to the worker.",
+            "worker",
+        )  # fmt: skip
+        self.worker_energy_joules = counter(
+            "appliance_worker_energy_joules", "Energy used by the worker, busy or idle.", "worker"
+        )
+        self.speculation_saved_seconds = gauge(
+            "appliance_speculation_saved_engine_seconds",
+            "Engine time that drafting has saved since the start, compared with the time without drafts; "
+            "below 0: lost. Only the lease holder measures it.", "worker",
+        )  # fmt: skip
+        self.speculation_saved_bound = gauge(
+            "appliance_speculation_saved_bound_engine_seconds",
+            "Bounds `low` and `high` of the saved engine time, 95 %, as if all measurements erred in the "
+            "same direction. If 0 is between them, it is not known whether drafting saves.",
+            "worker", "bound",
+        )  # fmt: skip
+        self.cost_price = gauge(
+            "appliance_cost_price",
+            "Prices in the settings, in `cost.currency`: of a `worker_hour` (its machine), a `site_hour` "
+            "(people) and a `kwh` (times `cost.pue`). Absent if not set.", "of",
+        )  # fmt: skip
+        self.cost_written_time = gauge(
+            "appliance_cost_written_timestamp_seconds",
+            "Time when engine time and energy were last written to the database; a crash loses later ones.",
+        )
+        self.speculation_mode = gauge(
+            "appliance_speculation_mode", "1 for the current mode of the worker.", "worker", "mode"
+        )
+        self.speculation_reason = gauge(
+            "appliance_speculation_reason", "1 for the reason of the current mode.", "worker", "reason"
+        )
+        self.acceptance_length = gauge(
+            "appliance_acceptance_length",
+            "Mean tokens per draft, including the bonus token, over the monitor's window.", "worker",
+        )  # fmt: skip
+        self.acceptance_rate = gauge(
+            "appliance_acceptance_rate_ratio",
+            "Accepted tokens per draft token, 0..1, over the monitor's window.", "worker",
+        )  # fmt: skip
+        self.acceptance_rate_per_position = gauge(
+            "appliance_acceptance_rate_per_position_ratio",
+            "Accepted tokens per draft at each position of the draft, 0..1.", "worker", "position",
+        )  # fmt: skip
+        self.window_drafts = gauge(
+            "appliance_acceptance_window_drafts", "Drafts in the monitor's window.", "worker"
+        )
+        self.speculation_changes = counter(
+            "appliance_speculation_changes", "Changes of a worker's mode, by new mode and reason.",
+            "worker", "mode", "reason",
+        )  # fmt: skip
+        self.speculation_collapsed = gauge(
+            "appliance_speculation_collapsed",
+            "1 while the draft counts as collapsed: check draft, template and traffic.", "worker",
+        )  # fmt: skip
+        self.speculation_controllable = gauge(
+            "appliance_speculation_controllable",
+            "1 if the worker's draft-token table can be changed.", "worker",
+        )  # fmt: skip
+        self.speculation_draft_tokens = gauge(
+            "appliance_speculation_draft_tokens",
+            "Draft tokens per step in the draft-token table, by batch size (upper bound of the bucket).",
+            "worker", "batch",
+        )  # fmt: skip
+        self.break_even_length = gauge(
+            "appliance_break_even_acceptance_length",
+            "Measured acceptance length above which the maximum number of draft tokens pays at this batch "
+            "size.", "worker", "batch",
+        )  # fmt: skip
+        self.speculation_probes_failed = gauge(
+            "appliance_speculation_probes_failed",
+            "Failed probes in a row; each doubles the time to the next.", "worker",
+        )  # fmt: skip
+        self.speculation_probed_steps = gauge(
+            "appliance_speculation_probed_steps",
+            "Steps used for probes and sweeps since the worker started.", "worker",
+        )  # fmt: skip
+        self.control_acting = gauge(
+            "appliance_control_acting", "1 while this process holds the lease and controls workers."
+        )
+        self.control_failures = counter(
+            "appliance_control_failures",
+            "Polls of a worker that failed because of a defect; nothing was changed.",
+        )
+        self.connections = gauge(
+            "appliance_connections", "Connections of clients, including idle ones; see `api.max_connections`."
+        )
+        self.callers_refused = counter(
+            "appliance_callers_refused",
+            "Requests answered 401, by reason; the answer does not contain the reason.", "reason",
+        )  # fmt: skip
+        self.tls_certificate_not_after = gauge(
+            "appliance_tls_certificate_not_after_timestamp_seconds",
+            "Expiry of the certificate in force; 0 without TLS. Replace its file before; the gateway "
+            "reloads it.",
+        )
+        self.wall_up = gauge(
+            "appliance_wall_up",
+            "1 while the kernel allows this process, and the worker it started, to connect to configured TCP "
+            "ports only.",
+        )
+        self.egress_verdict = gauge(
+            "appliance_egress_verdict",
+            "1 for the verdict of the last egress check: `closed`, `open` or `inconclusive`; all 0 before "
+            "the first, and without checks. `open`: something outside was reached.", "verdict",
+        )  # fmt: skip
+        self.egress_time = gauge(
+            "appliance_egress_last_check_timestamp_seconds",
+            "Time of this gateway's last egress check; 0 for never. If older than "
+            "`egress.interval_seconds`, see its log.",
+        )
+        self.egress_checks = counter("appliance_egress_checks", "Egress checks by verdict.", "verdict")
         self.queue_requests = gauge(
             "appliance_queue_requests", "Requests that wait for a worker with a free slot.", "priority"
         )
@@ -298,98 +359,12 @@ class Metrics:
         self.worker_places = gauge(
             "appliance_worker_places",
             "Slots: maximum requests of this gateway in the worker; falls when requests wait inside the "
-            "worker.",
-            "worker",
+            "worker.", "worker",
         )  # fmt: skip
         self.worker_breaker_open = gauge(
             "appliance_worker_breaker_open",
             "1 while the circuit of a worker is open because it failed, until it answers again.", "worker",
         )  # fmt: skip
-
-    def _add_egress(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
-        self.wall_up = gauge(
-            "appliance_wall_up",
-            "1 while the kernel allows this process, and the worker it started, to connect to configured TCP "
-            "ports only.",
-        )
-        self.egress_verdict = gauge(
-            "appliance_egress_verdict",
-            "1 for the verdict of the last egress check: `closed`, `open` or `inconclusive`; all 0 before "
-            "the first, and without checks. `open`: something outside was reached.",
-            "verdict",
-        )  # fmt: skip
-        self.egress_time = gauge(
-            "appliance_egress_last_check_timestamp_seconds",
-            "Time of this gateway's last egress check; 0 for never. If older than "
-            "`egress.interval_seconds`, see its log.",
-        )
-        self.egress_checks = counter("appliance_egress_checks", "Egress checks by verdict.", "verdict")
-
-    def _add_tenants(self, gauge: Callable[..., Gauge], by_tenant: TenantSeries) -> None:
-        self.tenants_generation = gauge(
-            "appliance_tenants_generation",
-            "Generation of the tenants and keys in force here: the number of changes so far.",
-        )
-        self.tenants_age_seconds = gauge(
-            "appliance_tenants_age_seconds",
-            "Time since the database last confirmed the tenants and keys in force here.",
-        )
-        self.tenant_series_full = gauge(
-            "appliance_tenant_series_full",
-            "1 once the maximum of series with a tenant is reached and further tenants are counted as "
-            "`(other)`.",
-        )
-        self.tenant_series_full.set_function(lambda: by_tenant.is_full)
-        self.keys_next_end = gauge(
-            "appliance_keys_next_end_timestamp_seconds",
-            "Earliest expiry of an API key without a successor; 0 if none expires. `appliance key list` "
-            "shows which.",
-        )
-
-    def _add_callers(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
-        self.connections = gauge(
-            "appliance_connections", "Connections of clients, including idle ones; see `api.max_connections`."
-        )
-        self.callers_refused = counter(
-            "appliance_callers_refused",
-            "Requests answered 401, by reason; the answer does not contain the reason.",
-            "reason",
-        )  # fmt: skip
-        self.tls_certificate_not_after = gauge(
-            "appliance_tls_certificate_not_after_timestamp_seconds",
-            "Expiry of the certificate in force; 0 without TLS. Replace its file before; the gateway "
-            "reloads it.",
-        )
-
-    def _add_limits(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
-        self.limit_used = gauge(
-            "appliance_limit_used_ratio",
-            "Fraction of a tenant's limit that is used or held by gateways, 0..1, the maximum over its "
-            "models. At 1 requests are refused.",
-            "tenant", "limit",
-        )  # fmt: skip
-        self.limit_refusals = counter(
-            "appliance_limit_refusals", "Requests refused because of a tenant's limit.", "tenant", "limit"
-        )
-        self.limits_failing = gauge(
-            "appliance_limits_failing",
-            "1 while the database of limits cannot be reached. Gateways use the units they hold, then refuse "
-            "requests.",
-        )
-
-        self.batch_lines = counter(
-            "appliance_batch_lines",
-            "Finished lines (requests) of batches, by result.",
-            "tenant",
-            "result",
-        )
-
-    def _add_audit(
-        self,
-        counter: Callable[..., Counter],
-        gauge: Callable[..., Gauge],
-        histogram: Callable[..., Histogram],
-    ) -> None:
         self.audit_entries = counter("appliance_audit_entries", "Entries made durable in the log.", "type")
         self.audit_commit_seconds = histogram(
             "appliance_audit_commit_seconds",
@@ -485,7 +460,6 @@ class Metrics:
             "appliance_audit_disk_low",
             "1 below `audit.low_disk_bytes`: make room before the database refuses entries.", "disk",
         )  # fmt: skip
-
         self.audit_witnesses = gauge(
             "appliance_audit_witnesses",
             "Witnesses in the settings (`known`), and those that have cosigned this log (`cosigned`).",
@@ -493,56 +467,6 @@ class Metrics:
         )  # fmt: skip
         self.audit_witnessed_size = gauge(
             "appliance_audit_witnessed_size", "Entries covered by the newest cosignature; 0 for none."
-        )
-
-    def _add_cost(self, counter: Callable[..., Counter], gauge: Callable[..., Gauge]) -> None:
-        self.engine_seconds = counter(
-            "appliance_engine_seconds",
-            "Engine time by tenant and model of the requests; costs are in `appliance cost report`.",
-            "tenant", "model",
-        )  # fmt: skip
-        self.energy_joules = counter(
-            "appliance_energy_joules",
-            "Energy by tenant and model of the requests, measured by GPUs or computed from the watts in the "
-            "settings.",
-            "tenant", "model",
-        )  # fmt: skip
-        self.worker_busy_seconds = counter(
-            "appliance_worker_busy_seconds", "Time the worker's engine was busy.", "worker"
-        )
-        self.worker_observed_seconds = counter(
-            "appliance_worker_observed_seconds",
-            "Time this gateway has observed the worker, busy or idle.", "worker",
-        )  # fmt: skip
-        self.worker_unattributed_seconds = counter(
-            "appliance_worker_unattributed_seconds",
-            "Engine time without a request of this gateway: other gateways, or direct calls to the worker.",
-            "worker",
-        )  # fmt: skip
-        self.worker_energy_joules = counter(
-            "appliance_worker_energy_joules", "Energy used by the worker, busy or idle.", "worker"
-        )
-        self.speculation_saved_seconds = gauge(
-            "appliance_speculation_saved_engine_seconds",
-            "Engine time that drafting has saved since the start, compared with the time without drafts; "
-            "below 0: lost. Only the lease holder measures it.",
-            "worker",
-        )  # fmt: skip
-        self.speculation_saved_bound = gauge(
-            "appliance_speculation_saved_bound_engine_seconds",
-            "Bounds `low` and `high` of the saved engine time, 95 %, as if all measurements erred in the "
-            "same direction. If 0 is between them, it is not known whether drafting saves.",
-            "worker", "bound",
-        )  # fmt: skip
-        self.cost_price = gauge(
-            "appliance_cost_price",
-            "Prices in the settings, in `cost.currency`: of a `worker_hour` (its machine), a `site_hour` "
-            "(people) and a `kwh` (times `cost.pue`). Absent if not set.",
-            "of",
-        )  # fmt: skip
-        self.cost_written_time = gauge(
-            "appliance_cost_written_timestamp_seconds",
-            "Time when engine time and energy were last written to the database; a crash loses later ones.",
         )
 
     def forget_worker(self, worker_id: str) -> None:

@@ -13,12 +13,7 @@ from appliance.serving.dialects.responses import Responses
 CHAT, RESPONSES, MESSAGES = Chat(), Responses(), Messages()
 POOLING, TOKENS, MESSAGE_TOKENS = Pooling(), Tokens(), MessageTokens()
 ANTHROPIC = "/v1/messages"
-PAIRS = (
-    ("queries", "documents"),
-    ("queries", "items"),
-    ("data_1", "data_2"),
-    ("text_1", "text_2"),
-)
+PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """Names that vLLM accepts for the two sides of a score."""
 
 
