@@ -1,11 +1,9 @@
 """
-Signed tree heads: C2SP `tlog-checkpoint` in a C2SP `signed-note`.
+Signed tree heads: C2SP `tlog-checkpoint` in a C2SP `signed-note`; keys, notes and checkpoints are one format.
 
-Pure: text in, values out.  A note may carry signatures of keys we do not know; they are kept and
-ignored, as the specification asks.  A log signs with Ed25519 (type 0x01) and optionally ML-DSA-44
-(0x06); a witness cosigns with Ed25519 (0x04) or ML-DSA-44.  What each type signs is in
-`appliance.audit.cosignature`.  The file is long because keys, notes and checkpoints are
-one format.
+A note may carry signatures of keys we do not know; they are kept and ignored, as the specification asks.  A
+log signs with Ed25519 (type 0x01) and optionally ML-DSA-44 (0x06); a witness cosigns with Ed25519 (0x04) or
+ML-DSA-44.  What each type signs is in `appliance.audit.cosignature`.  Pure.
 
 Sources: c2sp.org/signed-note@v1.0.0, c2sp.org/tlog-checkpoint@v1.0.0.
 """
@@ -56,8 +54,6 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteSignature:
-    """One signature line: claimed name and signature."""
-
     name: str
     key_id: bytes
     signature: bytes
@@ -97,7 +93,6 @@ class Cosignature:
 
     name: str
     kind: int
-    """Signature type byte."""
     time: int
     """When, in seconds since the epoch, by the witness's clock."""
 
@@ -106,9 +101,7 @@ class NoteSigner(Protocol):
     """A private key, as `sign_note` uses it."""
 
     @property
-    def verifier_key(self) -> VerifierKey:
-        """Public half of the key."""
-        ...
+    def verifier_key(self) -> VerifierKey: ...
 
     def sign_text(self, text: str, time: int) -> bytes:
         """Return the signature of a note's text, as it stands in its line after the key id."""
@@ -123,12 +116,7 @@ def is_key_name(name: str) -> bool:
 
 
 def parse_verifier_key(text: str) -> VerifierKey:
-    """
-    Read the one-line form of a verifier key.
-
-    Raises:
-        AuditKeyError: malformed, of an algorithm not known here, or its hash does not match.
-    """
+    """Read the one-line form of a verifier key; raises AuditKeyError."""
     name, _, rest = text.strip().partition("+")
     key_hash, _, encoded = rest.partition("+")
     try:
@@ -149,12 +137,7 @@ def parse_verifier_key(text: str) -> VerifierKey:
 
 
 def parse_verifier_keys(text: str) -> tuple[VerifierKey, ...]:
-    """
-    Read verifier keys, one a line; empty lines and those that begin with `#` are left out.
-
-    Raises:
-        AuditKeyError: there is none, or one of them is malformed.
-    """
+    """Read verifier keys, one a line, skipping empty lines and comments (`#`); raises AuditKeyError."""
     lines = [line.strip() for line in text.splitlines()]
     keys = tuple(parse_verifier_key(line) for line in lines if line and not line.startswith("#"))
     if not keys:
@@ -163,18 +146,14 @@ def parse_verifier_keys(text: str) -> tuple[VerifierKey, ...]:
 
 
 def encode_body(checkpoint: Checkpoint) -> str:
-    """Return the text of a checkpoint that is signed: origin, size, root."""
     return f"{checkpoint.origin}\n{checkpoint.size}\n{_to_base64(checkpoint.root)}\n"
 
 
 def parse_body(text: str) -> Checkpoint:
     """
-    Read the signed text of a checkpoint.
+    Read the signed text of a checkpoint; raises MalformedCheckpointError.
 
     Extension lines are refused: this log writes none, and no one could audit them.
-
-    Raises:
-        MalformedCheckpointError: it is not a checkpoint.
     """
     try:
         origin, size, encoded, end = text.split("\n")
@@ -190,16 +169,12 @@ def sign_note(text: str, signers: Sequence[NoteSigner], *, time: int = 0) -> str
     """
     Return `text`, which ends in a newline, with one signature line per signer.
 
-    Args:
-        text: what is signed.
-        signers: keys of the log.
-        time: seconds since the epoch, stated by ML-DSA-44 signatures; 0 states nothing.
+    `time`, in seconds since the epoch, is stated by ML-DSA-44 signatures; 0 states nothing.
     """
     return f"{text}\n{signature_lines(text, signers, time=time)}"
 
 
 def signature_lines(text: str, signers: Sequence[NoteSigner], *, time: int) -> str:
-    """Return one signature line per signer, for `text`."""
     return "".join(
         f"{_SIGNATURE_PREFIX}{signer.verifier_key.name} "
         f"{_to_base64(signer.verifier_key.key_id + signer.sign_text(text, time))}\n"
@@ -208,12 +183,7 @@ def signature_lines(text: str, signers: Sequence[NoteSigner], *, time: int) -> s
 
 
 def signed_message(key: VerifierKey, text: str, time: int) -> bytes:
-    """
-    Return the bytes a key of this type signs for a note's text.
-
-    Raises:
-        MalformedCheckpointError: the type signs checkpoints only, and the text is none.
-    """
+    """Return what a key of this type signs; raises MalformedCheckpointError if it takes only checkpoints."""
     if key.kind == ED25519:
         return text.encode()
     if key.kind == ED25519_COSIGNATURE:
@@ -223,12 +193,7 @@ def signed_message(key: VerifierKey, text: str, time: int) -> bytes:
 
 
 def parse_note(note_text: str) -> Note:
-    """
-    Split a signed note into its text and signatures, without judging either.
-
-    Raises:
-        MalformedCheckpointError: it is not a signed note.
-    """
+    """Split a signed note, without judging text or signatures; raises MalformedCheckpointError."""
     text, blank, block = note_text.rpartition("\n\n")
     if not blank or not text or not block.endswith("\n") or len(note_text) > MAX_NOTE_CHARACTERS:
         raise MalformedCheckpointError("a signed note is text, an empty line and signature lines")
@@ -249,9 +214,7 @@ def verify_checkpoint(note_text: str, *verifier_keys: VerifierKey) -> Checkpoint
     """
     Return the checkpoint, once it is certain that every one of the keys signed it.
 
-    Raises:
-        MalformedCheckpointError: the text is not a signed checkpoint.
-        AuditVerificationError: a key did not sign it, or it is a checkpoint of another log.
+    Raises MalformedCheckpointError, or AuditVerificationError if a key did not sign it or is of another log.
     """
     note = parse_note(note_text)
     for key in verifier_keys:
@@ -274,9 +237,7 @@ def verify_cosignatures(note_text: str, witness_keys: Iterable[VerifierKey]) -> 
     """
     Return what the known witnesses stated about a checkpoint; others are ignored.
 
-    Raises:
-        MalformedCheckpointError: the text is not a signed note.
-        AuditVerificationError: a known witness's signature is wrong: the note was tampered with.
+    Raises MalformedCheckpointError, or AuditVerificationError if a known witness's signature is wrong.
     """
     note = parse_note(note_text)
     return tuple(

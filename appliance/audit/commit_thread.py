@@ -1,8 +1,4 @@
-"""
-The thread that the log's commits run in, one call after the other.
-
-An executor costs as much per call as the commit of an entry.
-"""
+"""The thread that the log's commits run in: an executor costs as much per call as the commit of an entry."""
 
 import asyncio
 import threading
@@ -35,7 +31,6 @@ class CommitThread:
             thread.join()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Submit a call; the future has its result or exception."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put((call, future))
         return future

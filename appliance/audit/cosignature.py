@@ -28,17 +28,11 @@ _SUBTREE_LABEL = b"subtree/v1\n\0"
 
 
 def ed25519_message(*, time: int, text: str) -> bytes:
-    """Return what an Ed25519 witness signs: a header, the time in seconds, the checkpoint's text."""
     return f"cosignature/v1\ntime {time}\n{text}".encode()
 
 
 def mldsa_message(*, name: str, time: int, origin: str, size: int, root: bytes) -> bytes:
-    """
-    Return what an ML-DSA-44 key signs of a whole tree: the structure `cosigned_message`.
-
-    Raises:
-        MalformedCheckpointError: a name or a number does not fit the structure.
-    """
+    """Return what an ML-DSA-44 key signs of a tree (`cosigned_message`); raises MalformedCheckpointError."""
     try:
         return b"".join(
             (
@@ -56,24 +50,14 @@ def mldsa_message(*, name: str, time: int, origin: str, size: int, root: bytes) 
 
 
 def encode_timestamped(time: int, signature: bytes) -> bytes:
-    """
-    Return time and signature as they stand in a signature line, after the key id.
-
-    Raises:
-        MalformedCheckpointError: the time is no POSIX time below 2^63.
-    """
+    """Return what follows the key id in a signature line; raises MalformedCheckpointError."""
     if not 0 <= time <= MAX_TIME:
         raise MalformedCheckpointError("the time of a cosignature must be seconds since 1970, below 2^63")
     return time.to_bytes(_TIME_BYTES) + signature
 
 
 def parse_timestamped(content: bytes, kind: int) -> tuple[int, bytes]:
-    """
-    Split time and signature.
-
-    Raises:
-        MalformedCheckpointError: the length is not that of the algorithm, or the time is too large.
-    """
+    """Split time and signature; raises MalformedCheckpointError."""
     time = int.from_bytes(content[:_TIME_BYTES])
     if len(content) != _TIME_BYTES + SIGNATURE_BYTES[kind] or time > MAX_TIME:
         raise MalformedCheckpointError(

@@ -9,6 +9,7 @@ continues.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -25,7 +26,6 @@ class Cosigned:
 
     witness: str
     size: int
-    """Entries it covers."""
     time: int
     """When, in seconds since the epoch, by the witness's clock."""
     note: str
@@ -33,15 +33,8 @@ class Cosigned:
 
 
 class CosignedCheckpoints(SqlStore):
-    """The cosigned checkpoints that are kept."""
-
     def save(self, cosigned: Cosigned) -> None:
-        """
-        Keep a statement, and drop those it makes worthless.
-
-        Raises:
-            AuditUnavailableError: the database does not take it.
-        """
+        """Keep a statement, and drop those it makes worthless; raises AuditUnavailableError."""
         try:
             self._save(cosigned)
         except AuditUnavailableError as error:
@@ -67,12 +60,7 @@ class CosignedCheckpoints(SqlStore):
                 )
 
     def all(self) -> list[Cosigned]:
-        """
-        Return every statement that is kept, the largest first.
-
-        Raises:
-            AuditUnavailableError: the database cannot be read.
-        """
+        """Return every statement that is kept, the largest first; raises AuditUnavailableError."""
         with self._transaction(writes=False) as connection:
             return _read(connection)
 
@@ -89,14 +77,13 @@ class CosignedCheckpoints(SqlStore):
 
 
 def newest_by_witness(cosigned: Sequence[Cosigned]) -> dict[str, Cosigned]:
-    """Return the newest statement of each witness."""
     newest = sorted(cosigned, key=lambda statement: (statement.size, statement.time))
     return {statement.witness: statement for statement in newest}
 
 
 def worth_keeping(cosigned: Sequence[Cosigned]) -> list[Cosigned]:
     """Return those without a larger tree cosigned by the same witnesses, one per witness and size."""
-    newest = {(statement.size, statement.witness): statement for statement in sorted(cosigned, key=_age)}
+    newest = {(one.size, one.witness): one for one in sorted(cosigned, key=attrgetter("time"))}
     kept: list[Cosigned] = []
     seen: list[frozenset[str]] = []
     for size in sorted({size for size, _ in newest}, reverse=True):
@@ -122,10 +109,6 @@ def merge_notes(cosigned: Sequence[Cosigned]) -> list[tuple[int, str]]:
         else:
             merged[text] = statement.size, statement.note
     return list(merged.values())
-
-
-def _age(statement: Cosigned) -> int:
-    return statement.time
 
 
 def _read(connection: Connection) -> list[Cosigned]:

@@ -10,7 +10,7 @@ Both directions are strict and raise only `AuditEntryError`: no entry is written
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -50,7 +50,6 @@ class Entry:
     log: str
     """Origin of the log it belongs to, so that a leaf cannot be moved to another log."""
     id: str
-    """ULID, 26 characters."""
     type: EntryType
     time: str
     """RFC 3339, UTC, milliseconds: `2026-11-20T23:59:59.999Z`."""
@@ -58,12 +57,7 @@ class Entry:
 
 
 def new_entry_id(now_ms: int, random_bytes: bytes) -> str:
-    """
-    Return a ULID: 48 bits of time in milliseconds, 80 random bits, Crockford's base 32.
-
-    Raises:
-        AuditEntryError: `random_bytes` are not ten, or the time does not fit.
-    """
+    """Return a ULID: 48 bits of time in ms, 80 random bits, Crockford's base 32; raises AuditEntryError."""
     if len(random_bytes) != _ID_RANDOM_BYTES or not 0 <= now_ms < 2**48:
         raise AuditEntryError("an entry id takes a time below 2^48 ms and ten random bytes")
     number = now_ms << 80 | int.from_bytes(random_bytes)
@@ -80,18 +74,32 @@ def _format_second(second: int) -> str:
     return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second):%Y-%m-%dT%H:%M:%S}"
 
 
+def new_entry(
+    log: str,
+    entry_type: EntryType,
+    fields: Mapping[str, JSON | None],
+    *,
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes],
+) -> Entry:
+    """Return an entry of this moment, without the fields that are None."""
+    now_ms = int(clock() * 1000)
+    return Entry(
+        log=log,
+        id=new_entry_id(now_ms, random_bytes(_ID_RANDOM_BYTES)),
+        type=entry_type,
+        time=format_time(now_ms),
+        fields={name: value for name, value in fields.items() if value is not None},
+    )
+
+
 def format_decimal(value: float) -> str:
     """Return a fraction as it is written in an entry: three decimal places."""
     return f"{value:.3f}"
 
 
 def encode(entry: Entry) -> bytes:
-    """
-    Return the leaf of an entry: canonical JSON, at most 4096 bytes.
-
-    Raises:
-        AuditEntryError: the entry does not fit its schema, or is too large.
-    """
+    """Return the leaf of an entry, canonical JSON; raises AuditEntryError if it does not fit its schema."""
     _check_envelope(entry)
     _check_fields(entry.type, entry.fields)
     envelope: dict[str, Any] = {
@@ -114,12 +122,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(leaf: bytes) -> Entry:
-    """
-    Read a leaf back; `encode` gives the same bytes again.
-
-    Raises:
-        AuditEntryError: it is not an entry of this format, or not in canonical form.
-    """
+    """Read a leaf back; `encode` gives the same bytes again.  Raises AuditEntryError if it would not."""
     if len(leaf) > MAX_LEAF_BYTES:
         raise AuditEntryError(f"a leaf of {len(leaf)} bytes, more than {MAX_LEAF_BYTES}")
     try:

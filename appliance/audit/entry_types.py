@@ -2,8 +2,7 @@
 The registry of entry types: what the audit log records, with the reason each type exists.
 
 Every type is a closed schema.  A field that is not listed here cannot be written, so no caller can add
-content or personal data to the log.  The reference page is generated from this file, which is long because it
-is a table.
+content or personal data to the log.  The reference page is generated from this file.
 """
 
 from collections.abc import Mapping
@@ -13,8 +12,6 @@ from types import MappingProxyType
 
 
 class EntryType(StrEnum):
-    """Everything that can be recorded."""
-
     REQUEST_INTENT = "request.intent"
     REQUEST_OUTCOME = "request.outcome"
     REQUEST_ABORTED = "request.aborted"
@@ -73,8 +70,6 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field of an entry type."""
-
     name: str
     kind: Kind
     meaning: str

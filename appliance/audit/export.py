@@ -1,39 +1,38 @@
 """
-Writes the files for an auditor: a directory in C2SP `tlog-tiles` layout, or one receipt.
+Writes the files for an auditor: a directory in C2SP `tlog-tiles` layout, or one receipt (C2SP `tlog-proof`).
 
 The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves) and
 `witnessed/<n>-<size>` (older checkpoints that witnesses cosigned).  It covers exactly the latest checkpoint,
 so it is consistent while the log grows. Leaves and hashes are copied as stored: a damaged log can be
-exported, so that `appliance.audit.verify` can report the damage.  Source: c2sp.org/tlog-tiles.
+exported, so that `appliance.audit.verify` can report the damage.
+
+Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 """
 
 import tempfile
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
-from appliance.audit.merkle import root_from_leaf_hashes
-from appliance.audit.proof import encode_proof, make_proof
+from appliance.audit.merkle import inclusion_proof, root_from_leaf_hashes
 from appliance.audit.store import AuditStore, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.errors import AuditVerificationError, ConfigurationError
 
 TILE_WIDTH = 256
+RECEIPT_HEADER = "c2sp.org/tlog-proof@v1"
 
 
 def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
     """
     Write the log, up to its latest checkpoint, into the new directory; return how many entries.
 
-    Args:
-        store: the log to read; it may be written to meanwhile.
-        directory: must not exist yet; appears only once it is complete.
-        vkey: the verifier keys, one a line: an auditor compares them with those held before.
+    The directory appears only once it is complete.  `vkey` has one verifier key a line: an auditor compares
+    them with those held before.
 
-    Raises:
-        AuditUnavailableError: the log cannot be read.
-        AuditVerificationError: no checkpoint yet, or leaves it covers are missing.
-        ConfigurationError: the directory exists or cannot be written.
+    Raises AuditUnavailableError, AuditVerificationError if there is no checkpoint yet or leaves it covers are
+    missing, or ConfigurationError if the directory exists or cannot be written.
     """
     if directory.exists():
         raise ConfigurationError(f"{directory} exists already; export into a new directory")
@@ -60,15 +59,20 @@ def export_receipt(store: AuditStore, index: int) -> tuple[bytes, str]:
     It leads to the checkpoint that most witnesses cosigned, once one of them covers the entry and is
     signed with the log's present keys, and to the latest until then.
 
-    Raises:
-        AuditUnavailableError: the log cannot be read.
-        AuditVerificationError: no checkpoint covers the entry yet.
+    Raises AuditUnavailableError, or AuditVerificationError if no checkpoint covers the entry yet.
     """
     latest = _latest(store).note
     note = _best_cosigned(store, index, latest) or latest
     leaf_hashes = list(store.leaf_hashes(parse_body(parse_note(note).text).size))
-    proof = make_proof(leaf_hashes=leaf_hashes, index=index, checkpoint=note)
-    return store.leaves(index, index + 1)[0].leaf, encode_proof(proof)
+    receipt = make_receipt(leaf_hashes=leaf_hashes, index=index, checkpoint=note)
+    return store.leaves(index, index + 1)[0].leaf, receipt
+
+
+def make_receipt(*, leaf_hashes: Sequence[bytes], index: int, checkpoint: str) -> str:
+    """Return the receipt of an entry; raises AuditVerificationError if the signed checkpoint lacks it."""
+    path = inclusion_proof(leaf_hashes, index, parse_body(parse_note(checkpoint).text).size)
+    lines = [RECEIPT_HEADER, f"index {index}", *(b64encode(node).decode("ascii") for node in path)]
+    return "\n".join(lines) + f"\n\n{checkpoint}"
 
 
 def tile_path(level: str, number: int, width: int) -> str:
@@ -93,7 +97,6 @@ def _latest(store: AuditStore) -> StoredCheckpoint:
 
 
 def _cosigned(store: AuditStore) -> list[tuple[int, str]]:
-    """Return size and text of the cosigned checkpoints, each with all its cosignatures."""
     return merge_notes(CosignedCheckpoints(store.database).all()) if isinstance(store, SqlAuditStore) else []
 
 

@@ -36,8 +36,7 @@ class GatewayName:
         """
         Lock `path` and return the name in it, or the configured one; create one at the first start.
 
-        Raises:
-            ConfigurationError: another gateway runs on this directory, or the name cannot be used.
+        Raises ConfigurationError if another gateway runs on this directory, or the name cannot be used.
         """
         try:
             file = open_locked(path, mode=0o666)

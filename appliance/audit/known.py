@@ -20,15 +20,11 @@ _INTENT = EntryType.REQUEST_INTENT.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedEntries:
-    """Entries with their indexes at the end of the log."""
-
     placed: tuple[tuple[Pending, Leaf], ...]
     refused: tuple[Pending, ...]
     """Ends of requests that have an end already: another gateway considered this one dead."""
     tree: CompactRange
-    """The tree with the placed entries."""
     head: Head
-    """Head of that tree."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -44,12 +40,7 @@ class KnownLog:
         """Gateway that accepted each request without an end, in order of intent."""
 
     def extended(self, newer: Sequence[Leaf], head: Head) -> CompactRange:
-        """
-        Return the tree with `newer` leaves, which must make `head`.
-
-        Raises:
-            AuditForkError: the stored log is not this one with entries appended.
-        """
+        """Return the tree with `newer` leaves; raises AuditForkError unless they make `head`."""
         tree = self.tree.copy()
         for leaf in newer:
             if leaf.index != tree.size or hash_leaf(leaf.leaf) != leaf.leaf_hash:
@@ -79,13 +70,7 @@ class KnownLog:
                 ended.add(request_id)
             elif pending.type is EntryType.REQUEST_INTENT:
                 begun.add(request_id)
-            leaf = Leaf(
-                index=tree.size,
-                leaf=pending.leaf,
-                leaf_hash=hash_leaf(pending.leaf),
-                type=pending.type.value,
-                request_id=request_id,
-            )
+            leaf = Leaf.of(tree.size, pending.leaf, pending.type, request_id)
             tree.append(leaf.leaf_hash)
             placed.append((pending, leaf))
         return PlacedEntries(placed=tuple(placed), refused=tuple(refused), tree=tree, head=Head.of(tree))
@@ -105,7 +90,6 @@ class KnownLog:
         return ended
 
     def commit(self, batch: PlacedEntries) -> None:
-        """Apply a batch that has become durable."""
         for pending, leaf in batch.placed:
             if leaf.request_id is None:
                 continue

@@ -7,10 +7,9 @@ slow disk never blocks the loop.  An entry's future resolves once the entry is d
 A submitted entry cannot be withdrawn: a caller that stops waiting (cancelled, timed out) may find it in the
 log later, and must still append the outcome of an intent.
 
-Other gateways may write the same log; each closes its own requests, and those of dead gateways.  Fails
-closed: what cannot be made durable is refused with `AuditUnavailableError`.  If the stored log is not the
-known log with entries appended, the log refuses every further entry with `AuditForkError`, and the process
-should end.
+Fails closed: what cannot be made durable is refused with `AuditUnavailableError`.  If the stored log is not
+the known log with entries appended, the log refuses every further entry with `AuditForkError`, and the
+process should end.
 """
 
 import asyncio
@@ -45,10 +44,7 @@ SOLE_GATEWAY = "gateway"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditState:
-    """The log as it is now, for metrics and readiness."""
-
     origin: str
-    """Name of the log."""
     size: int
     """Durable entries."""
     root: str
@@ -56,7 +52,6 @@ class AuditState:
     queued: int
     """Entries waiting to be committed."""
     open_requests: int
-    """Requests with an intent and no end."""
     failure: str | None
     """Why the last commit failed, or None while entries become durable."""
     last_commit_seconds: float
@@ -117,25 +112,15 @@ class AuditLog:
         """
         Check the stored log, end the requests that a crash left open, and write until the block ends.
 
-        Args:
-            store: where leaves are kept; closed by the caller.
-            signer: signs checkpoints; its name is the log's origin.
-            settings: batches, bounds and intervals.
-            sealed_head_path: file of the last signed head, if possible not on the database's disk.
-            clock: seconds since the epoch, for time stamps only.
-            version: of the appliance, for `audit.started`.
-            wall: what the process can connect to, for the same; None if unknown.
-            gateway: name of this writer, the same at every start, and unique.
-            on_commit: called with the entries and seconds of every commit; on the event loop.
-            on_entry: called with every entry that became durable, or the error; on the event loop.
-            kept: requests whose end is in the spool; not aborted here.
-            random_bytes: source of randomness for entry ids.
+        The caller closes `store`.  `sealed_head_path` is best not on the database's disk.  `wall` is what the
+        process can connect to, None if unknown.  `gateway` is unique, and the same at every start.
+        `on_commit` is called with the entries and seconds of every commit, `on_entry` with every entry that
+        became durable or the error; both on the event loop.  Requests in `kept` have their end in the spool
+        and are not aborted here.
 
-        Raises:
-            AuditRollbackError: the log is older than a head that was signed, or another history.
-            AuditVerificationError: the log is damaged, or signed by another key.
-            AuditUnavailableError: it cannot be read or written.
-            AuditForkError: on leaving, if the stored log was replaced meanwhile.
+        Raises AuditRollbackError if the log is older than a signed head or another history,
+        AuditVerificationError if it is damaged or signed by another key, AuditUnavailableError, and
+        AuditForkError on leaving if the stored log was replaced meanwhile.
         """
         loop = asyncio.get_running_loop()
         sealed = SealedHead(sealed_head_path)
@@ -199,7 +184,6 @@ class AuditLog:
         return self._writer.size
 
     def state(self) -> AuditState:
-        """Return the log's state, for metrics and readiness."""
         writer, publisher = self._writer, self._publisher
         return AuditState(
             origin=self._maker.origin,
@@ -219,15 +203,13 @@ class AuditLog:
         await self._writer.ended()
 
     async def append(self, entry_type: EntryType, /, **fields: JSON | None) -> Receipt:
-        """Write one entry and return once it is durable: `submit`, then `confirm`."""
         return await self.confirm(self.submit(entry_type, **fields))
 
     async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
         """
-        Wait until a submitted entry is durable, at most `append_timeout_seconds`.
+        Wait until an entry is durable, at most `append_timeout_seconds`; raises AuditUnavailableError.
 
-        Raises:
-            AuditUnavailableError: it is not durable; after a timeout it may yet become so.
+        After a timeout the entry may yet become durable.
         """
         if pending.done():
             return pending.result()
@@ -257,10 +239,9 @@ class AuditLog:
         Entries become durable in the order they were submitted.  One that ends a request is accepted even if
         the queue is full: there are never more of those than accepted intents.
 
-        Raises:
-            AuditEntryError: the entry is malformed, or its request is in the wrong state for it.
-            AuditUnavailableError: too many entries are waiting, or the log is closing.
-            AuditForkError: another writer has taken the log over.
+        Raises AuditEntryError if the entry is malformed or its request is in the wrong state,
+        AuditUnavailableError if too many entries are waiting or the log is closing, AuditForkError once it
+        was taken over.
         """
         pending = self.make(entry_type, fields)
         self.hand_over(pending)
@@ -288,13 +269,7 @@ class AuditLog:
         self._requests.delegate_outcome(request_id)
 
     def readmit(self, pending: Pending, *, is_stored: bool = False) -> None:
-        """
-        Queue an entry from the spool, or only note it if the store has it already.
-
-        Raises:
-            AuditUnavailableError: the log is closing.
-            AuditForkError: another writer has taken the log over.
-        """
+        """Queue an entry from the spool, or only note it if the store has it already; raises as `submit`."""
         self._refuse_if_stopped()
         self._requests.readmit(pending.type, pending.request_id)
         if not is_stored:

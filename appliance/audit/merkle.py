@@ -1,14 +1,14 @@
 """
 RFC 6962 Merkle tree arithmetic over SHA-256: roots, proofs and their verification.
 
-Pure: hashes in, hashes out.  `appliance.audit.verify` implements its part again on purpose, so that
-it does not repeat a mistake made here; external vectors pin both.
+Pure.  `appliance.audit.verify` implements its part again on purpose, so that it does not repeat a mistake
+made here; external vectors pin both.
 
-Source: RFC 6962 section 2.1; verification as spelled out in RFC 9162 sections 2.1.3.2 and 2.1.4.2.
+Source: RFC 6962 section 2.1; verification as spelled out in RFC 9162 section 2.1.4.2.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from appliance.errors import AuditVerificationError
@@ -23,7 +23,6 @@ def hash_leaf(leaf: bytes) -> bytes:
 
 
 def hash_node(left: bytes, right: bytes) -> bytes:
-    """Return the hash of an inner node."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
@@ -46,11 +45,9 @@ class CompactRange:
 
     @property
     def subtrees(self) -> tuple[bytes, ...]:
-        """Roots of the perfect subtrees, largest first."""
         return tuple(self._subtrees)
 
     def append(self, leaf_hash: bytes) -> None:
-        """Add one leaf."""
         subtrees, node, size = self._subtrees, leaf_hash, self.size
         while size & 1:
             node = hash_node(subtrees.pop(), node)
@@ -59,7 +56,6 @@ class CompactRange:
         self.size += 1
 
     def root(self) -> bytes:
-        """Return the root of the tree as it is now."""
         if not self._subtrees:
             return EMPTY_ROOT
         node = self._subtrees[-1]
@@ -68,12 +64,10 @@ class CompactRange:
         return node
 
     def copy(self) -> Self:
-        """Return a tree that grows on its own."""
         return type(self)(self.size, self._subtrees)
 
 
 def root_from_leaf_hashes(leaf_hashes: Iterable[bytes]) -> bytes:
-    """Return the root of the tree over these leaf hashes."""
     tree = CompactRange()
     for leaf_hash in leaf_hashes:
         tree.append(leaf_hash)
@@ -84,8 +78,7 @@ def inclusion_proof(leaf_hashes: Sequence[bytes], index: int, size: int) -> list
     """
     Return the path from a leaf to the root of the first `size` leaves, the leaf's sibling first.
 
-    Raises:
-        AuditVerificationError: no such leaf or tree.
+    Raises AuditVerificationError if there is no such leaf or tree.
     """
     if not 0 <= index < size <= len(leaf_hashes):
         raise AuditVerificationError(
@@ -105,28 +98,12 @@ def inclusion_proof(leaf_hashes: Sequence[bytes], index: int, size: int) -> list
     return path
 
 
-def consistency_proof(leaf_hashes: Sequence[bytes], old: int, new: int) -> list[bytes]:
-    """
-    Return the proof that the tree of size `old` is a prefix of the tree of size `new`.
-
-    Raises:
-        AuditVerificationError: the sizes are not 0 < old <= new <= entries.
-    """
-    if not 0 < old <= new <= len(leaf_hashes):
-        raise AuditVerificationError(
-            f"no consistency proof from size {old} to {new} out of {len(leaf_hashes)} entries"
-        )
-    return _consistency_proof(old, new, lambda start, end: root_from_leaf_hashes(leaf_hashes[start:end]))
-
-
 def consistency_proof_from(tree: CompactRange, newer: Sequence[bytes]) -> list[bytes]:
     """
     Return the proof that `tree` is a prefix of the tree that has the leaf hashes `newer` after it.
 
-    It needs no older leaf: what it shows of the old tree are roots of perfect subtrees.
-
-    Raises:
-        AuditVerificationError: the old tree is empty, so there is nothing to prove.
+    It needs no older leaf: what it shows of the old tree are roots of perfect subtrees.  Raises
+    AuditVerificationError if the old tree is empty, so there is nothing to prove.
     """
     old = tree.size
     if not old:
@@ -146,44 +123,30 @@ def consistency_proof_from(tree: CompactRange, newer: Sequence[bytes]) -> list[b
             node = hash_node(parts.pop(), node)
         return node
 
-    return _consistency_proof(old, old + len(newer), root)
-
-
-def verify_inclusion(*, leaf_hash: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
-    """
-    Check that the leaf is entry `index` of the tree.
-
-    Raises:
-        AuditVerificationError: the proof does not show it.
-    """
-    if not 0 <= index < size or any(len(node) != HASH_BYTES for node in (leaf_hash, *proof)):
-        raise AuditVerificationError(f"malformed inclusion proof for entry {index} of {size}")
-    position, last, node = index, size - 1, leaf_hash
-    for sibling in proof:
-        if not last:
-            raise AuditVerificationError("the inclusion proof is too long")
-        if position & 1 or position == last:
-            node = hash_node(sibling, node)
-            position, last = _skip_lone(position, last)
+    proof: list[bytes] = []
+    start, end = 0, old + len(newer)
+    while old != end:
+        middle = start + _split(end - start)
+        if old <= middle:
+            proof.append(root(middle, end))
+            end = middle
         else:
-            node = hash_node(node, sibling)
-        position, last = position >> 1, last >> 1
-    if last or node != root:
-        raise AuditVerificationError(
-            f"the proof does not show that entry {index} is in the tree of size {size}"
-        )
+            proof.append(root(start, middle))
+            start = middle
+    # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
+    if start:
+        proof.append(root(start, end))
+    proof.reverse()
+    return proof
 
 
 def verify_consistency(
     *, old_size: int, new_size: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]
 ) -> None:
     """
-    Check that the old tree is a prefix of the new one.
+    Check that the old tree is a prefix of the new one; raises AuditVerificationError.
 
     An empty old tree is refused: it is a prefix of everything, so nothing would be proven.
-
-    Raises:
-        AuditVerificationError: the proof does not show it.
     """
     if old_size == new_size > 0 and not proof and old_root == new_root:
         return
@@ -207,25 +170,6 @@ def verify_consistency(
         raise AuditVerificationError(
             f"the tree of size {old_size} is not shown to be a prefix of the tree of size {new_size}"
         )
-
-
-def _consistency_proof(old: int, new: int, root: Callable[[int, int], bytes]) -> list[bytes]:
-    """Walk down from the new tree to where the old one ends; `root` gives the root of a range of leaves."""
-    proof: list[bytes] = []
-    start, end = 0, new
-    while old != end:
-        middle = start + _split(end - start)
-        if old <= middle:
-            proof.append(root(middle, end))
-            end = middle
-        else:
-            proof.append(root(start, middle))
-            start = middle
-    # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
-    if start:
-        proof.append(root(start, end))
-    proof.reverse()
-    return proof
 
 
 def _split(size: int) -> int:

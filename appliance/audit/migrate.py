@@ -47,18 +47,12 @@ def copy_log(
     also: Sequence[Table] = (),
 ) -> Head:
     """
-    Copy a log without writers into an empty database; return its head.
+    Copy a log without writers into an empty database, which has its tables; return its head.
 
-    Args:
-        source_url: the database to read.
-        target_url: a database that has its tables and no entry.
-        progress: called with the entries copied and their total.
-        also: further tables of the database.
+    `progress` is called with the entries copied and their total; `also` are further tables of the database.
 
-    Raises:
-        ConfigurationError: a URL cannot be used, or the target is not empty.
-        AuditUnavailableError: a database failed, or the source was written to meanwhile.
-        AuditVerificationError: the source does not agree with itself.
+    Raises ConfigurationError if a URL cannot be used or the target is not empty, AuditUnavailableError if a
+    database failed or the source was written to meanwhile, AuditVerificationError if the source is damaged.
     """
     with ExitStack() as stack:
         source = stack.enter_context(closing(SqlAuditStore(source_url)))
@@ -101,7 +95,6 @@ def _require_empty(target: SqlAuditStore, writer: Engine, others: Sequence[Table
 
 
 def _signed_roots(reader: Engine, head: Head) -> dict[int, bytes]:
-    """The root in each stored checkpoint, by size."""
     signed: dict[int, bytes] = {}
     for rows in _chunks(reader, audit_checkpoints):
         for row in rows:

@@ -1,8 +1,4 @@
-"""
-ML-DSA-44 (FIPS 204) in the installed `cryptography`; versions before 47 do not have it.
-
-A log without a post-quantum key works with any version.
-"""
+"""ML-DSA-44 (FIPS 204), which `cryptography` has from 47 on; a log without such keys needs no ML-DSA-44."""
 
 from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
@@ -24,7 +20,6 @@ PrivateKey: TypeAlias = "mldsa.MLDSA44PrivateKey"
 
 
 def supports_mldsa() -> bool:
-    """Whether keys of this kind can be used here."""
     if not IS_THERE:
         return False
     try:
@@ -35,12 +30,7 @@ def supports_mldsa() -> bool:
 
 
 def require_mldsa() -> None:
-    """
-    Check that ML-DSA-44 is available.
-
-    Raises:
-        AuditKeyError: what to install.
-    """
+    """Raise AuditKeyError, which says what to install, if ML-DSA-44 is not available."""
     if not supports_mldsa():
         raise AuditKeyError(
             f"`cryptography` {version('cryptography')} has no ML-DSA-44 here: install 47 or newer, or do "
@@ -49,29 +39,16 @@ def require_mldsa() -> None:
 
 
 def generate_mldsa() -> "PrivateKey":
-    """
-    Return a new private key.
-
-    Raises:
-        AuditKeyError: the library has no ML-DSA-44.
-    """
     require_mldsa()
     return mldsa.MLDSA44PrivateKey.generate()
 
 
 def is_mldsa(key: object) -> "TypeGuard[PrivateKey]":
-    """Whether this is an ML-DSA-44 private key."""
     return supports_mldsa() and isinstance(key, mldsa.MLDSA44PrivateKey)
 
 
 def verify_mldsa(public_key: bytes, signature: bytes, message: bytes) -> None:
-    """
-    Check one signature.
-
-    Raises:
-        AuditKeyError: the library has no ML-DSA-44.
-        InvalidSignature: it does not match.
-    """
+    """Raise InvalidSignature, or AuditKeyError if the library has no ML-DSA-44."""
     require_mldsa()
     try:
         mldsa.MLDSA44PublicKey.from_public_bytes(public_key).verify(signature, message)

@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from appliance.audit.entry import JSON, Entry, decode, encode, format_time, new_entry_id
+from appliance.audit.entry import JSON, Entry, decode, encode, new_entry
 from appliance.audit.entry_types import EntryType
 from appliance.errors import AuditEntryError, AuditError
 
 
 class Kept(StrEnum):
-    """Where an acknowledged entry is."""
-
     LOGGED = "logged"
     SPOOLED = "spooled"
     """On this machine's disk, until the log takes it."""
@@ -23,10 +21,8 @@ NOT_PLACED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Tells the caller where its entry is."""
-
     index: int
-    """Index in the log; `NOT_PLACED` while it is in the spool."""
+    """`NOT_PLACED` while it is in the spool."""
     entry_id: str
     kept: Kept = Kept.LOGGED
 
@@ -37,8 +33,6 @@ def _ignore(_type: EntryType, _error: AuditError | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pending:
-    """One entry, its leaf, and the future of its caller."""
-
     entry: Entry
     leaf: bytes
     future: asyncio.Future[Receipt]
@@ -55,7 +49,6 @@ class Pending:
         return value if isinstance(value, str) else None
 
     def succeed(self, index: int) -> None:
-        """Tell the caller that the entry is durable."""
         self.on_settled(self.type, None)
         if not self.future.done():
             self.future.set_result(Receipt(index=index, entry_id=self.entry.id))
@@ -86,42 +79,19 @@ class EntryMaker:
         self._on_settled = on_settled
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
-        """
-        Return a pending entry; fields of None are left out.
-
-        Raises:
-            AuditEntryError: the fields do not fit the type.
-        """
-        now_ms = int(self._clock() * 1000)
-        entry = Entry(
-            log=self.origin,
-            id=new_entry_id(now_ms, self._random_bytes(10)),
-            type=entry_type,
-            time=format_time(now_ms),
-            fields={
-                name: value
-                for name, value in {**self._stamp(entry_type), **fields}.items()
-                if value is not None
-            },
-        )
+        """Return a pending entry; fields of None are left out.  Raises AuditEntryError."""
+        if entry_type is EntryType.REQUEST_INTENT or entry_type is EntryType.AUDIT_STARTED:
+            # It begins something that this gateway has to end.
+            fields = {"gateway": self._gateway, **fields}
+        entry = new_entry(self.origin, entry_type, fields, clock=self._clock, random_bytes=self._random_bytes)
         return self._promise(entry, encode(entry))
 
     def remake(self, leaf: bytes) -> Pending:
-        """
-        Return a pending entry for an existing leaf, with its id and time.
-
-        Raises:
-            AuditEntryError: it is not a leaf of this log.
-        """
+        """Return a pending entry for an existing leaf, with its id and time; raises AuditEntryError."""
         entry = decode(leaf)
         if entry.log != self.origin:
             raise AuditEntryError(f"an entry of the log {entry.log}, where this is {self.origin}")
         return self._promise(entry, leaf)
-
-    def _stamp(self, entry_type: EntryType) -> dict[str, str | None]:
-        """Name the gateway in entries that begin something: it has to end it."""
-        begins = entry_type is EntryType.REQUEST_INTENT or entry_type is EntryType.AUDIT_STARTED
-        return {"gateway": self._gateway} if begins else {}
 
     def _promise(self, entry: Entry, leaf: bytes) -> Pending:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()

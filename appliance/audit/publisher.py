@@ -18,8 +18,6 @@ from appliance.infra.settings import AuditSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The newest checkpoint."""
-
     size: int
     """Entries it covers; 0 for none."""
     time: float
@@ -65,7 +63,6 @@ class Publisher:
         return max(due, self._retry_at()) if self.failure else due
 
     def is_due(self, size: int, now: float) -> bool:
-        """Whether a log of `size` entries needs a checkpoint now."""
         enough = size - self.published.size >= self._settings.checkpoint_entries
         return now >= self.due_at() or (enough and (not self.failure or now >= self._retry_at()))
 
@@ -73,8 +70,7 @@ class Publisher:
         """
         Sign `head`, seal it, and only then publish it.  Blocks; for the writer's thread.
 
-        Raises:
-            AuditUnavailableError: it is not published; it may be sealed.
+        Raises AuditUnavailableError if it is not published; it may be sealed.
         """
         time = self._clock()
         checkpoint = Checkpoint(origin=self._signer.name, size=head.size, root=head.root)

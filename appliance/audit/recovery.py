@@ -3,9 +3,8 @@ Checks at start that the stored log is complete and was not rolled back.
 
 The root is recomputed from every leaf hash and compared with the head and with the checkpoints that were
 signed earlier.  That takes about a microsecond per entry.  The bytes of the leaves are left to
-`appliance.audit.verify`, which trusts nothing here.
-
-Other gateways may append meanwhile: the log is checked as it was when its head was read.
+`appliance.audit.verify`.  Other gateways may append meanwhile: the log is checked as it was when its head
+was read.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,6 @@ _REMEDY = "do not delete anything; restore the newer database, or start a new lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A log that passed the checks."""
-
     tree: CompactRange
     signed_size: int
     """Size of the newest checkpoint that was ever signed; 0 for none."""
@@ -42,10 +39,9 @@ def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKe
 
     A gateway that never wrote a shared log may join it without a sealed head of its own.
 
-    Raises:
-        AuditRollbackError: it is older than a signed checkpoint, or another history.
-        AuditVerificationError: head and leaves do not belong together, or a checkpoint is forged.
-        AuditUnavailableError: it could not be read.
+    Raises AuditRollbackError if it is older than a signed checkpoint or another history,
+    AuditVerificationError if head and leaves do not belong together or a checkpoint is forged,
+    AuditUnavailableError if it is not readable.
     """
     latest = store.latest_checkpoint()
     joins = store.shared and gateway not in store.writers()

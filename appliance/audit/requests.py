@@ -12,8 +12,6 @@ from appliance.errors import AuditEntryError
 
 
 class OpenRequests:
-    """The requests whose intent was accepted and whose end was not."""
-
     def __init__(self, request_ids: Iterable[str] = ()) -> None:
         self._open = dict.fromkeys(request_ids)  # a dict, for its order
         # Requests of which an entry is kept elsewhere until the store takes entries again.
@@ -23,12 +21,7 @@ class OpenRequests:
         return len(self._open)
 
     def accept(self, entry_type: EntryType, request_id: str | None) -> None:
-        """
-        Follow one entry that is being handed over.
-
-        Raises:
-            AuditEntryError: a second intent, or an end without an open intent.
-        """
+        """Follow an entry that is being handed over; raises AuditEntryError for a wrong beginning or end."""
         if request_id is None:
             return
         if entry_type is EntryType.REQUEST_INTENT:
@@ -78,9 +71,7 @@ class OpenRequests:
         """
         Return the requests that no caller will end, because a failed commit left an entry in the store.
 
-        Args:
-            stored: requests open in the store.
-            ending: requests whose end is queued.
+        `stored` are the requests open in the store, `ending` those whose end is queued.
         """
         expected = {*self._open, *self._delegated, *ending}
         return [request_id for request_id in stored if request_id not in expected]

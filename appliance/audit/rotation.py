@@ -21,9 +21,9 @@ from pathlib import Path
 
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, encode_body, sign_note, verify_checkpoint
 from appliance.audit.cosignature import MLDSA44
-from appliance.audit.entry import Entry, decode, encode, format_time, new_entry_id
+from appliance.audit.entry import decode, encode, format_time, new_entry
 from appliance.audit.entry_types import EntryType
-from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.merkle import CompactRange
 from appliance.audit.recovery import recover
 from appliance.audit.sealed import SealedHead
 from appliance.audit.signing_keys import (
@@ -44,10 +44,7 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotated:
-    """What a rotation ended with."""
-
     signer: Signer
-    """The new keys."""
     size: int
     """Entries the checkpoint covers that both keys signed."""
     retired: tuple[Path, ...]
@@ -79,23 +76,12 @@ def rotate_keys(
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> Rotated:
     """
-    Hand the log over to new keys of the kinds it has now.
+    Hand the log over to new keys of the kinds it has now; no other process may be writing to it.
 
-    Args:
-        store: the log; nobody else may be writing to it.
-        path: the signing key; the post-quantum key beside it is rotated, too.
-        origin: name of the log.
-        sealed: its last signed head, as this gateway keeps it.
-        gateway: name of this gateway.
-        actor: who does it.
-        clock: seconds since the epoch.
-        random_bytes: source of randomness for entry ids.
+    The post-quantum key next to `path` is rotated, too.
 
-    Raises:
-        AuditKeyError: a key cannot be read or made.
-        AuditRollbackError: the log is older than a head that was signed.
-        AuditVerificationError: it is damaged.
-        AuditUnavailableError: it cannot be written; run the rotation again.
+    Raises AuditKeyError if a key cannot be read or made, AuditRollbackError, AuditVerificationError if the
+    log is damaged, and AuditUnavailableError if it cannot be written: run the rotation again.
     """
     fresh, fresh_mldsa = (file.with_name(file.name + FRESH) for file in (path, mldsa_path(path)))
     is_resumed = fresh.exists()
@@ -130,7 +116,6 @@ def _hand_over(
     clock: Callable[[], float],
     random_bytes: Callable[[int], bytes],
 ) -> int:
-    """Append what is not named yet, and have both sign the head; return its size."""
     tree = _checked_tree(store, sealed.read(), gateway, old, new)
     for before, after in zip(old.signers, new.signers, strict=True):
         previous, successor = short_form(before.verifier_key), short_form(after.verifier_key)
@@ -177,25 +162,9 @@ def _append(
     random_bytes: Callable[[int], bytes],
 ) -> CompactRange:
     """Add one `signer.rotated` entry and return the tree with it."""
-    now_ms = int(clock() * 1000)
-    leaf = encode(
-        Entry(
-            log=origin,
-            id=new_entry_id(now_ms, random_bytes(10)),
-            type=EntryType.SIGNER_ROTATED,
-            time=format_time(now_ms),
-            fields=fields,
-        )
-    )
-    grown, leaf_hash = tree.copy(), hash_leaf(leaf)
-    grown.append(leaf_hash)
-    added = Leaf(
-        index=tree.size,
-        leaf=leaf,
-        leaf_hash=leaf_hash,
-        type=EntryType.SIGNER_ROTATED.value,
-        request_id=None,
-    )
+    entry = new_entry(origin, EntryType.SIGNER_ROTATED, fields, clock=clock, random_bytes=random_bytes)
+    added, grown = Leaf.of(tree.size, encode(entry), entry.type), tree.copy()
+    grown.append(added.leaf_hash)
     store.append([added], expected=Head.of(tree), new=Head.of(grown))
     return grown
 
@@ -214,7 +183,6 @@ def _signed(note: str, *signers: Signer) -> bool:
 
 
 def _successors(store: AuditStore) -> set[str]:
-    """Return the keys that entries have named so far."""
     named: set[str] = set()
     size = store.head().size
     for start in range(0, size, PAGE):

@@ -14,8 +14,6 @@ from appliance.infra.files import write_atomically
 
 
 class SealedHead:
-    """One file holding one signed checkpoint."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -23,9 +21,7 @@ class SealedHead:
         """
         Return the sealed checkpoint, or None if there is none yet.
 
-        Raises:
-            AuditUnavailableError: the file cannot be read.
-            AuditVerificationError: it is not text.
+        Raises AuditUnavailableError, or AuditVerificationError if the file is not text.
         """
         try:
             with self.path.open("rb") as file:
@@ -43,8 +39,7 @@ class SealedHead:
         """
         Replace the sealed checkpoint; a crash on any line leaves the old or the new one, whole.
 
-        Raises:
-            AuditUnavailableError: it could not be made durable.
+        Raises AuditUnavailableError if it could not be made durable.
         """
         fresh = self.path.with_name(f"{self.path.name}.new")
         try:

@@ -78,11 +78,6 @@ class Signer:
         signature = self.sign(signed_message(self.verifier_key, text, time))
         return signature if self.verifier_key.kind == ED25519 else encode_timestamped(time, signature)
 
-    def joined_by(self, *others: NoteSigner) -> "Signer":
-        """Return this signer with further keys that sign with it."""
-        all_others = (*self.signers[1:], *others)
-        return Signer(self.name, self._private_key, all_others, kind=self.verifier_key.kind)
-
 
 class MldsaSigner:
     """An ML-DSA-44 key; its signatures carry a time, whether a log's or a witness's."""
@@ -96,12 +91,7 @@ class MldsaSigner:
         return self._private_key.sign(message)
 
     def sign_text(self, text: str, time: int) -> bytes:
-        """
-        Return the time and the signature of a checkpoint.
-
-        Raises:
-            MalformedCheckpointError: the text is not a checkpoint; this type signs nothing else.
-        """
+        """Return the time and the signature; raises MalformedCheckpointError if the text is no checkpoint."""
         return encode_timestamped(time, self.sign(signed_message(self.verifier_key, text, time)))
 
 
@@ -111,22 +101,12 @@ def mldsa_path(path: Path) -> Path:
 
 
 def create_signing_key(path: Path) -> None:
-    """
-    Create an Ed25519 key (PKCS#8 PEM, mode 0600); an existing file is never replaced.
-
-    Raises:
-        AuditKeyError: the file exists or cannot be written.
-    """
+    """Create an Ed25519 key (PKCS#8 PEM, mode 0600); raises AuditKeyError, also if the file exists."""
     _create(path, Ed25519PrivateKey.generate())
 
 
 def create_mldsa_key(path: Path) -> None:
-    """
-    Create an ML-DSA-44 key at `path` (PKCS#8 PEM, mode 0600); an existing file is never replaced.
-
-    Raises:
-        AuditKeyError: the library has no ML-DSA-44, or the file exists or cannot be written.
-    """
+    """Create an ML-DSA-44 key (PKCS#8 PEM, mode 0600); raises AuditKeyError, also if the file exists."""
     _create(path, generate_mldsa())
 
 
@@ -134,8 +114,7 @@ def prepare_mldsa_key(signing_key: Path, *, wanted: bool) -> None:
     """
     Create the post-quantum key of a signing key if it is wanted and missing.
 
-    Raises:
-        AuditKeyError: it cannot be created, or it exists and is no longer wanted.
+    Raises AuditKeyError if it cannot be created, or exists and is no longer wanted.
     """
     path = mldsa_path(signing_key)
     if wanted:
@@ -154,8 +133,7 @@ def load_signing_key(path: Path, name: str) -> Signer:
     """
     Read the signing key of the log `name`, and its post-quantum key if that exists.
 
-    Raises:
-        AuditKeyError: missing, readable by others, of another kind, or being rotated.
+    Raises AuditKeyError if it is missing, readable by others, of another kind, or being rotated.
     """
     fresh = path.with_name(path.name + FRESH)
     if fresh.exists():
@@ -168,12 +146,7 @@ def load_signing_key(path: Path, name: str) -> Signer:
 
 
 def load_keys(path: Path, mldsa: Path, name: str, *, kind: int = ED25519) -> Signer:
-    """
-    Read an Ed25519 key and, if its file exists, an ML-DSA-44 key.
-
-    Raises:
-        AuditKeyError: missing, readable by others, or of another kind.
-    """
+    """Read an Ed25519 key and, if its file exists, an ML-DSA-44 key; raises AuditKeyError."""
     key = _load(path)
     if not isinstance(key, Ed25519PrivateKey):
         raise AuditKeyError(f"{path} holds another kind of key: it must be Ed25519")
@@ -182,12 +155,6 @@ def load_keys(path: Path, mldsa: Path, name: str, *, kind: int = ED25519) -> Sig
 
 
 def load_witness_keys(path: Path, name: str) -> Signer:
-    """
-    Read the keys of a witness.
-
-    Raises:
-        AuditKeyError: missing, readable by others, or of another kind.
-    """
     return load_keys(path, mldsa_path(path), name, kind=ED25519_COSIGNATURE)
 
 

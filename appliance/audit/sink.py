@@ -14,8 +14,6 @@ from appliance.infra.logs import Logger
 
 
 class AuditSink(Protocol):
-    """Where entries go."""
-
     def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
         """Queue an entry; the future is done once it is durable.  May refuse at once."""
 

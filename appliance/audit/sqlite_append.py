@@ -21,12 +21,10 @@ from appliance.errors import AuditForkError
 _COLUMNS = tuple(column.name for column in audit_leaves.columns)
 _MOVE = "UPDATE audit_head SET size = ?, root = ?, frontier = ? WHERE id = 1 AND size = ? AND root = ?"
 MOST_ROWS = 2048
-"""Maximum rows of one statement: SQLite takes 32,766 values."""
+"""SQLite takes 32,766 values in a statement."""
 
 
 class SqliteAppender:
-    """Appends batches of leaves, each in one transaction."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: PoolProxiedConnection | None = None
@@ -35,9 +33,8 @@ class SqliteAppender:
         """
         Move the head and add the leaves, durably.
 
-        Raises:
-            AuditForkError: the head is not the expected one. sqlite3.Error, SQLAlchemyError: of the database;
-            the commit is in doubt only if COMMIT itself failed.
+        Raises AuditForkError if the head is not the expected one, or sqlite3.Error or SQLAlchemyError; the
+        commit is in doubt only if COMMIT itself failed.
         """
         if self._connection is None:
             self._connection = self._engine.raw_connection()
@@ -49,7 +46,6 @@ class SqliteAppender:
             raise
 
     def close(self) -> None:
-        """Drop the connection; the next append opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()

@@ -60,15 +60,11 @@ _TURN = text("SELECT pg_advisory_xact_lock(6962)")
 
 
 class SqlAuditStore(SqlStore):
-    """An `AuditStore` in a SQL database."""
-
     def __init__(self, database: Database | str) -> None:
         """
         Connect; a SQLite file is made or upgraded, PostgreSQL must have its tables.
 
-        Raises:
-            ConfigurationError: the URL cannot be used.
-            AuditUnavailableError: the database cannot be used, or its tables are of another version.
+        Raises ConfigurationError, or AuditUnavailableError, also if the tables are of another version.
         """
         super().__init__(database)
         # The writer's connection is reserved; on SQLite it is the appender's, held from the first append on.
@@ -261,7 +257,6 @@ class SqlAuditStore(SqlStore):
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """Translate database errors into ours."""
         try:
             yield
         except AuditError:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from appliance.audit.merkle import CompactRange
+from appliance.audit.entry_types import EntryType
+from appliance.audit.merkle import CompactRange, hash_leaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,19 @@ class Leaf:
     type: str
     request_id: str | None
 
+    @classmethod
+    def of(cls, index: int, leaf: bytes, entry_type: EntryType, request_id: str | None = None) -> Self:
+        return cls(
+            index=index,
+            leaf=leaf,
+            leaf_hash=hash_leaf(leaf),
+            type=entry_type.value,
+            request_id=request_id,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """A checkpoint as it was published."""
-
     size: int
     note: str
     time: str
@@ -49,8 +58,6 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """A request with an intent and no end."""
-
     request_id: str
     gateway: str | None
     """Gateway that accepted it; None in entries from before gateways had names."""
@@ -77,19 +84,16 @@ class AuditStore(Protocol):
         """
         Add leaves and move the head, in one durable transaction.
 
-        Raises:
-            AuditForkError: the head is not `expected`.
-            AuditEntryError: a request is recorded twice; nothing was added.
+        Raises AuditForkError if the head is not `expected`, AuditEntryError if a request is recorded twice:
+        nothing was added.
         """
 
     def append_behind(self, size: int, make: Behind) -> None:
         """
         Append after the entries that others added since the log had `size` entries, in one transaction.
 
-        No other writer appends meanwhile.  If `make` raises, nothing is added.
-
-        Raises:
-            AuditEntryError: a request is recorded twice; nothing was added.
+        No other writer appends meanwhile.  If `make` raises, or with AuditEntryError as above, nothing is
+        added.
         """
 
     def leaves(self, start: int, end: int) -> list[Leaf]:

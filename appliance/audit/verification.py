@@ -31,8 +31,6 @@ SCRATCH = ".verify."
 
 
 class Stage(StrEnum):
-    """Stage of a verification."""
-
     NEVER = "never"
     """None was started since the gateway started."""
     COPYING = "copying"
@@ -44,8 +42,6 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """State of one verification."""
-
     stage: Stage = Stage.NEVER
     began: float = 0.0
     """Unix time."""
@@ -64,7 +60,6 @@ class Progress:
     open_requests: int = 0
     """Requests without an end, those in flight included."""
     failure: str | None = None
-    """Why it failed."""
 
     @property
     def is_running(self) -> bool:
@@ -76,8 +71,6 @@ class Progress:
 
 
 class LogVerification:
-    """Verifies one log on request."""
-
     def __init__(
         self,
         *,
@@ -91,13 +84,10 @@ class LogVerification:
         """
         Prepare; `start` runs a verification.
 
-        Args:
-            database_url: where the log is; read over connections of its own, closed after each copy.
-            scratch: directory for copies, of this gateway alone; `/tmp` is small in containers.
-            vkey: the current verifier keys, one per line; read at each start, as keys are rotated.
-            witnesses: whose cosignatures are checked.
-            keep_free_bytes: the copy fails rather than leave less on its disk.
-            clock: Unix time.
+        Connections to `database_url` are closed after each copy.  `scratch` is of this gateway alone; `/tmp`
+        is small in containers.  `vkey` returns the current verifier keys, one per line; it is called at each
+        start, as keys are rotated.  The copy fails rather than leave less than `keep_free_bytes` on its disk.
+        `clock` is Unix time.
         """
         self._database_url, self._scratch = database_url, scratch
         self._vkey, self._witnesses = vkey, tuple(witnesses)

@@ -10,8 +10,6 @@ A gateway writes a heartbeat every few seconds; the others end the requests of o
 
 Fails closed.  While the store fails, every waiting entry is refused, and the next entry tries again.  If the
 stored log is not the known log with entries appended, the writer stops for good.
-
-The file is long because it is one task, whose possible interleavings should be read in one place.
 """
 
 import asyncio
@@ -20,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
 
 from appliance.audit.commit_thread import CommitThread
 from appliance.audit.entry_types import EntryType
@@ -33,11 +30,9 @@ from appliance.audit.store import CHUNK, AuditStore, Head, Leaf, gateway_of
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 from appliance.infra.settings import AuditSettings
 
-T = TypeVar("T")
 _Appended = tuple[Sequence[Leaf], CompactRange, PlacedEntries]
 """Entries of others, the tree with them, and the batch that came after."""
 COMMIT_ENTRIES = 256
-"""Maximum entries in one commit."""
 ATTEMPTS = 5
 """Maximum attempts to append a batch after others before the log counts as forked."""
 BEATS = 6
@@ -217,7 +212,7 @@ class Writer:
             try:
                 if batch.placed:
                     append = partial(self._store.append, batch.leaves, expected=self._known.head)
-                    await self._run(partial(append, new=batch.head))
+                    await self._thread.run(partial(append, new=batch.head))
             except AuditForkError:
                 # Another gateway was faster, or the log was rewritten: `_catch_up` tells.
                 self._others_write = True
@@ -226,11 +221,11 @@ class Writer:
                 return (), self._known.tree, batch
         for _ in range(ATTEMPTS - 1):
             try:
-                return await self._run(partial(self._append_behind, taken))
+                return await self._thread.run(partial(self._append_behind, taken))
             except AuditForkError:
                 # Another writer did not take the lock: its entries are followed, or found to be a fork.
                 await self._catch_up()
-        return await self._run(partial(self._append_behind, taken))
+        return await self._thread.run(partial(self._append_behind, taken))
 
     def _append_behind(self, taken: Sequence[Pending]) -> _Appended:
         """In the writer's thread: nothing that is read here changes while the loop waits for it."""
@@ -256,19 +251,14 @@ class Writer:
         try:
             # Only what was read back from the store is signed.
             await self._catch_up()
-            published = await self._run(partial(self._publisher.publish, self._known.head))
+            published = await self._thread.run(partial(self._publisher.publish, self._known.head))
         except AuditUnavailableError as error:
             self._publisher.failed(str(error), self._loop.time())
         else:
             self._publisher.succeeded(published, self._loop.time())
 
     async def _resynchronise(self) -> bool:
-        """
-        Find out whether the commit in doubt happened, and end the requests it left without an end.
-
-        Raises:
-            AuditForkError: the stored log is not the known one with entries added.
-        """
+        """Find out whether the commit in doubt happened; end the requests it left without an end."""
         try:
             await self._catch_up()
         except AuditUnavailableError as error:
@@ -279,14 +269,8 @@ class Writer:
         return True
 
     async def _catch_up(self) -> None:
-        """
-        Follow the entries of others, and of a commit in doubt.
-
-        Raises:
-            AuditForkError: the stored log is not the known one with entries added.
-            AuditUnavailableError: it cannot be read.
-        """
-        newer, tree = await self._run(self._read_newer)
+        """Follow the entries of others, and of a commit in doubt; raises AuditForkError for another log."""
+        newer, tree = await self._thread.run(self._read_newer)
         self._follow(newer, tree)
 
     def _read_newer(self) -> tuple[Sequence[Leaf], CompactRange]:
@@ -311,7 +295,7 @@ class Writer:
         self._beat_at = self._loop.time() + self._beat_seconds
         now = self._clock()
         try:
-            seen = await self._run(partial(self._store.beat, self._gateway, now))
+            seen = await self._thread.run(partial(self._store.beat, self._gateway, now))
             await self._catch_up()
         except AuditUnavailableError:
             # The next beat tries again.  Others may have been cut off from the database as well: their
@@ -348,11 +332,7 @@ class Writer:
             self._alone = len(taken)
 
     def _refuse(self, error: AuditError) -> None:
-        """
-        Fail every waiting entry.
-
-        All of them: an outcome must not become durable if the intent queued before it did not.
-        """
+        """Fail all waiting entries: no outcome may become durable if the intent queued before it did not."""
         self.failure, self._tried_at, self._alone = str(error), self._loop.time(), 0
         waiting = [*self._taken, *self._queue]
         self._taken = []
@@ -372,6 +352,3 @@ class Writer:
         self._stop(error)
         self._ended.set_exception(copy_error(error))
         self._ended.exception()  # a caller of `ended` is optional
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        return await self._thread.run(call)

@@ -24,7 +24,6 @@ from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.merkle import consistency_proof
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
@@ -32,6 +31,7 @@ from appliance.infra.data_directory import locate
 from appliance.infra.schema import upgrade_database
 from appliance.infra.settings import Settings
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
+from tests.tree_proofs import consistency_proof
 
 WRAPPING_KEY = bytes(range(32))
 """The tenant's key; it is not in the database."""

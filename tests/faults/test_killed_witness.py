@@ -10,11 +10,12 @@ from collections import Counter
 import pytest
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
-from appliance.audit.merkle import consistency_proof, hash_leaf, root_from_leaf_hashes
+from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import OK, AddCheckpoint, encode_request
 from tests.audit_log import prepare, signer_in
 from tests.faults.injection import CALLS, FAULTS
+from tests.tree_proofs import consistency_proof
 
 COSIGNED, SIZE = 3, 8
 """Entries of the head that was cosigned before, and of the one that two histories have."""

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
 from appliance.audit.cosignature import ED25519_COSIGNATURE
-from appliance.audit.merkle import CompactRange, consistency_proof, hash_leaf, root_from_leaf_hashes
+from appliance.audit.merkle import CompactRange, hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import Signer
 from appliance.audit.store import Head, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.audit.witness.witness import (
@@ -30,6 +30,7 @@ from appliance.audit.witness.witness_server import serving
 from appliance.audit.witness.witness_state import WitnessState
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.settings import AuditSettings, WitnessSettings
+from tests.tree_proofs import consistency_proof
 
 ORIGIN = "appliance.test/audit"
 LEAVES = [f"leaf {number}".encode() for number in range(330)]

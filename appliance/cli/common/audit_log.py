@@ -6,7 +6,6 @@ the admin key authenticates the reader; no other option sends the key.  Fails cl
 `audit.durability` is: what cannot be recorded is not shown, unless the reader passes `--unrecorded`.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +13,9 @@ from typing import Annotated
 
 import typer
 
-from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, Reading, record
+from appliance.audit.append import append_entry
+from appliance.audit.entry_types import EntryType
+from appliance.audit.reading import MAX_PURPOSE_CHARACTERS, Reading
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.common.options import ask_gateway, wall_clock
 from appliance.errors import AuditError, AuditUnavailableError, ConfigurationError
@@ -65,12 +66,12 @@ class Reader:
         if self.url is not None and self._record_through_gateway(reading):
             return
         try:
-            record(
+            append_entry(
                 self.store,
-                reading,
+                EntryType.AUDIT_READ,
+                reading.fields(),
                 origin=self.settings.audit.origin,
                 clock=wall_clock,
-                random_bytes=os.urandom,
             )
         except AuditError as error:
             if not self.insists:

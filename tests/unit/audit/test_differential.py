@@ -1,8 +1,8 @@
 """
 Our tree, the verifier's tree and the definition agree on every size to 1,000.
 
-The reference below is section 2.1 of RFC 6962 word for word, slow on purpose.  What somebody else's
-implementation makes of the same leaves is pinned beside it: see decision 0013.
+The reference below is section 2.1 of RFC 6962 word for word, slow on purpose.  What another
+implementation computes from the same leaves is pinned below: see decision 0013.
 """
 
 import hashlib
@@ -14,13 +14,12 @@ import pytest
 from appliance.audit import verify
 from appliance.audit.merkle import (
     CompactRange,
-    consistency_proof,
     hash_leaf,
     inclusion_proof,
     root_from_leaf_hashes,
     verify_consistency,
-    verify_inclusion,
 )
+from tests.tree_proofs import log_consistency_proof, verify_inclusion
 
 LARGEST = 1000
 ENTRIES = [number.to_bytes(2) for number in range(LARGEST)]
@@ -28,7 +27,7 @@ HASHES = [hash_leaf(entry) for entry in ENTRIES]
 # Small sizes, and one below, at and above each power of two: where trees change their shape.
 AROUND = [*range(1, 20), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 767, 999, 1000]
 ROOTS_DIGEST = "0ec08b4a73ca51913edae807449d6979b6253f690cd06792c63625d724aaf3fa"
-"""SHA-256 over the roots of sizes 0 to 1,000, as two implementations of others compute them."""
+"""SHA-256 over the roots of sizes 0 to 1,000, as two other implementations compute them."""
 
 
 def _k(n):
@@ -119,7 +118,7 @@ def test_consistency_proofs_of_all_pairs_are_the_defined_ones(roots):
     """All pairs of sizes around powers of two; each proof is accepted for its pair of roots."""
     for new in AROUND:
         for old in (size for size in AROUND if size <= new):
-            proof = consistency_proof(HASHES, old, new)
+            proof = log_consistency_proof(HASHES, old, new)
             assert proof == subproof(old, 0, new, is_whole=True), (old, new)
             verify_consistency(
                 old_size=old, new_size=new, old_root=roots[old], new_root=roots[new], proof=proof

@@ -6,9 +6,10 @@ import pytest
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_checkpoint
 from appliance.audit.export import export_log, export_receipt, tile_path
-from appliance.audit.merkle import CompactRange, hash_leaf, root_from_leaf_hashes, verify_inclusion
+from appliance.audit.merkle import CompactRange, hash_leaf, root_from_leaf_hashes
 from appliance.audit.store import Head, Leaf, StoredCheckpoint
 from appliance.errors import AuditVerificationError, ConfigurationError
+from tests.tree_proofs import verify_inclusion
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
+from appliance.audit.export import make_receipt
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
-from appliance.audit.proof import encode_proof, make_proof
 from appliance.audit.verify import ExitCode, parse_key, verify_receipt
 from appliance.errors import AuditVerificationError
 
@@ -39,13 +39,13 @@ def note(signer):
 
 @pytest.fixture
 def text(note):
-    return encode_proof(make_proof(leaf_hashes=HASHES, index=6, checkpoint=note))
+    return make_receipt(leaf_hashes=HASHES, index=6, checkpoint=note)
 
 
 def test_receipts_verify_for_every_entry(signer, note):
     """Each entry's receipt shows that entry, and not its neighbour."""
     for index, leaf in enumerate(LEAVES):
-        text = encode_proof(make_proof(leaf_hashes=HASHES, index=index, checkpoint=note))
+        text = make_receipt(leaf_hashes=HASHES, index=index, checkpoint=note)
         assert verdict(signer, text, leaf) is ExitCode.VALID
         assert verdict(signer, text, LEAVES[index - 1]) is ExitCode.INVALID
 
@@ -86,7 +86,7 @@ def test_an_extra_line_means_nothing(signer, text):
 def test_no_receipt_for_an_entry_the_checkpoint_does_not_cover(note):
     """An entry after the checkpoint has to wait for the next one."""
     with pytest.raises(AuditVerificationError):
-        make_proof(leaf_hashes=[*HASHES, *HASHES], index=11, checkpoint=note)
+        make_receipt(leaf_hashes=[*HASHES, *HASHES], index=11, checkpoint=note)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.export import tile_path
+from appliance.audit.export import make_receipt, tile_path
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
-from appliance.audit.proof import encode_proof, make_proof
 from appliance.audit.signing_keys import Signer
 from appliance.audit.verify import ExitCode
 
@@ -397,7 +396,7 @@ def test_receipts_verify_against_the_writer_for_all_sizes(signer, make):
         body = Checkpoint(origin=signer.name, size=size, root=root_from_leaf_hashes(hashes[:size]))
         note = sign_note(encode_body(body), [signer])
         for index in range(size):
-            text = encode_proof(make_proof(leaf_hashes=hashes, index=index, checkpoint=note)).encode()
+            text = make_receipt(leaf_hashes=hashes, index=index, checkpoint=note).encode()
             assert verify.verify_receipt(text, leaves[index], key, None).exit_code == ExitCode.VALID
             assert verify.verify_receipt(text, leaves[index - 1], key, None).exit_code == ExitCode.INVALID
 
@@ -407,7 +406,7 @@ def receipt(signer, leaves):
     hashes = [hash_leaf(leaf) for leaf in leaves]
     body = Checkpoint(origin=signer.name, size=len(leaves), root=root_from_leaf_hashes(hashes))
     note = sign_note(encode_body(body), [signer])
-    return encode_proof(make_proof(leaf_hashes=hashes, index=6, checkpoint=note)).encode()
+    return make_receipt(leaf_hashes=hashes, index=6, checkpoint=note).encode()
 
 
 def test_every_changed_byte_of_a_receipt_is_invalid(signer, receipt, leaves):

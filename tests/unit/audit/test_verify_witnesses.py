@@ -13,11 +13,11 @@ from appliance.audit.checkpoint import Checkpoint, encode_body, parse_note, sign
 from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.export import tile_path
+from appliance.audit.export import make_receipt, tile_path
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
-from appliance.audit.proof import encode_proof, make_proof
 from appliance.audit.signing_keys import MldsaSigner, Signer
 from appliance.audit.verify import ExitCode
+from tests.signers import joined
 
 TIME = 1_763_640_000
 
@@ -30,7 +30,7 @@ def witness():
 @pytest.fixture(scope="module")
 def post_quantum_witness():
     first = Signer("w.test/2", Ed25519PrivateKey.from_private_bytes(b"x" * 32), kind=ED25519_COSIGNATURE)
-    return first.joined_by(MldsaSigner("w.test/2", MLDSA44PrivateKey.from_seed_bytes(b"x" * 32)))
+    return joined(first, MldsaSigner("w.test/2", MLDSA44PrivateKey.from_seed_bytes(b"x" * 32)))
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_wrong_signature_of_a_named_witness_makes_the_log_invalid(write, run, 
 def test_every_key_that_is_given_must_have_signed(write, run, head, signer, tmp_path):
     """Two algorithms, one a line or each its own option."""
     other = MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32)))
-    both = signer.joined_by(other)
+    both = joined(signer, other)
     file = tmp_path / "log.keys"
     file.write_text(f"{both.vkey}\n")
     for signers, expected in (
@@ -143,7 +143,7 @@ def test_every_key_that_is_given_must_have_signed(write, run, head, signer, tmp_
 
 def test_every_changed_bit_of_a_post_quantum_checkpoint_is_refused(write, head, signer):
     """Of the text, of the time, of the signature."""
-    both = signer.joined_by(MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
+    both = joined(signer, MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
     note = sign_note(head, both.signers, time=TIME).encode()
     keys = verify.parse_keys(both.vkey)
     assert verify.verify_note(note, keys).size == 6
@@ -156,7 +156,7 @@ def test_every_changed_byte_of_a_cosigned_receipt_is_refused_or_unwitnessed(head
     """A changed name or key id makes a stranger of the witness; everything else is invalid."""
     note = sign_note(head, [signer]) + signature_lines(head, [witness], time=TIME)
     hashes = [hash_leaf(leaf) for leaf in leaves]
-    text = encode_proof(make_proof(leaf_hashes=hashes, index=3, checkpoint=note)).encode()
+    text = make_receipt(leaf_hashes=hashes, index=3, checkpoint=note).encode()
     key = verify.parse_key(signer.vkey)
     witnesses = verify.Witnesses(keys=verify.parse_keys(witness.vkey), needed=1)
     report = verify.verify_receipt(text, leaves[3], key, None, witnesses)
@@ -169,7 +169,7 @@ def test_every_changed_byte_of_a_cosigned_receipt_is_refused_or_unwitnessed(head
 
 def test_a_held_checkpoint_needs_one_of_the_keys(write, run, head, signer, tmp_path):
     """It may be from before the second key, or from after the first one was rotated."""
-    both = signer.joined_by(MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
+    both = joined(signer, MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
     directory = write(sign_note(head, both.signers, time=TIME))
     held = tmp_path / "held"
     held.write_text(sign_note(head, [signer]))

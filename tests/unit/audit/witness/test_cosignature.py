@@ -36,6 +36,7 @@ from appliance.audit.cosignature import (
 )
 from appliance.audit.signing_keys import MldsaSigner, Signer
 from appliance.errors import AuditKeyError, AuditVerificationError, MalformedCheckpointError
+from tests.signers import joined
 
 TIME = 1_679_315_147
 REFUSALS = (AuditVerificationError, MalformedCheckpointError)
@@ -269,7 +270,7 @@ def test_mldsa_signs_checkpoints_only(mldsa):
 def test_a_log_can_sign_with_both_algorithms(checkpoint, signer, mldsa):
     """Each key verifies alone and with the other; a missing one is missed."""
     post_quantum = MldsaSigner(signer.name, mldsa._private_key)
-    both = signer.joined_by(post_quantum)
+    both = joined(signer, post_quantum)
     note = sign_note(encode_body(checkpoint), both.signers, time=TIME)
     assert both.vkey.split("\n") == [signer.vkey, post_quantum.verifier_key.encode()]
     for keys in (both.verifier_keys, both.verifier_keys[:1], both.verifier_keys[1:]):

@@ -33,6 +33,7 @@ from appliance.audit.witness.witnessing import (
 )
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
 from appliance.infra.settings import AuditSettings, WitnessSettings
+from tests.signers import joined
 
 TIME = "2026-11-20T12:00:00.000Z"
 
@@ -103,7 +104,7 @@ def make_witness(tmp_path, signer, clock):
         seed = name.encode().ljust(32, b".")[:32]
         keys = Signer(name, Ed25519PrivateKey.from_private_bytes(seed), kind=ED25519_COSIGNATURE)
         if post_quantum:
-            keys = keys.joined_by(MldsaSigner(name, MLDSA44PrivateKey.from_seed_bytes(seed)))
+            keys = joined(keys, MldsaSigner(name, MLDSA44PrivateKey.from_seed_bytes(seed)))
         state = WitnessState(tmp_path / f"{name.replace('/', '-')}.db")
         witness = Witness(state=state, signer=keys, log_keys=log_keys, clock=clock)
         return witness, KnownWitness(name=name, keys=keys.verifier_keys, url=f"http://{name}")
@@ -479,7 +480,7 @@ async def test_a_receipt_verifies_with_the_keys_the_log_has_now(log, make_witnes
     log.grow(7)
     task, _ = witnessing([pair])
     await task.round()
-    log.signer = signer.joined_by(MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
+    log.signer = joined(signer, MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
     log.grow(2)
     keys = verify.parse_keys(log.signer.vkey)
     for cosigned in (0, 1):
@@ -511,7 +512,7 @@ def test_a_receipt_is_compared_with_held_heads_it_can_show(log, signer, size):
 
 def test_a_post_quantum_log_is_verified_with_both_keys(sql_store, signer, audit, tmp_path):
     """Both signatures are needed once both keys are asked for."""
-    both = signer.joined_by(MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
+    both = joined(signer, MldsaSigner(signer.name, MLDSA44PrivateKey.from_seed_bytes(bytes(32))))
     log = Log(sql_store, both)
     log.grow(3)
     assert audit(sql_store, keys=both.vkey).exit_code == ExitCode.VALID
