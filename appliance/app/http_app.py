@@ -14,14 +14,7 @@ from appliance.api.console.headers import ConsoleHeaders
 from appliance.api.error_responses import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
 from appliance.api.request_middleware import BodyLimit, RequestIdentity
 from appliance.api.services import Services
-from appliance.errors import (
-    ERROR_TABLE,
-    UNEXPECTED,
-    ApplianceError,
-    ErrorSpec,
-    RouteNotFoundError,
-    spec_of,
-)
+from appliance.errors import ERROR_TABLE, UNEXPECTED, ApplianceError, ErrorSpec, RouteNotFoundError, spec_of
 from appliance.infra.metrics import Metrics
 from appliance.tenancy import Tenant
 
@@ -88,11 +81,7 @@ def create_app(services: Services) -> FastAPI:
         larger={files.PATH: services.files.max_form_bytes} if services.files else {},
     )
     app.add_middleware(ConsoleHeaders)
-    app.add_middleware(
-        RequestIdentity,
-        new_request_id=services.new_request_id,
-        limit_headers=limit_headers,
-    )
+    app.add_middleware(RequestIdentity, new_request_id=services.new_request_id, limit_headers=limit_headers)
     return app
 
 

@@ -84,8 +84,8 @@ class EgressWatch:
             began = self._monotonic()
             observation = await asyncio.to_thread(observe)
             now = self._clock()
-            report = EgressReport.of(
-                observation,
+            report = EgressReport(
+                observation=observation,
                 time=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
                 host=self._host,
                 trigger=trigger,

@@ -12,18 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Double,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    delete,
-    insert,
-    select,
-)
+from sqlalchemy import Column, Connection, Double, Integer, MetaData, Table, Text, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import ControlUnavailableError, InvalidRequestError

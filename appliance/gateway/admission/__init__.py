@@ -8,12 +8,4 @@ of arrival.  Fails closed under load: a request that finds no room in the queue 
 from appliance.gateway.admission.admission import AdmissionControl, AdmissionRequest, Slot
 from appliance.gateway.admission.queue import FairQueue, Lane, QueueBounds, Waiter
 
-__all__ = [
-    "AdmissionControl",
-    "AdmissionRequest",
-    "FairQueue",
-    "Lane",
-    "QueueBounds",
-    "Slot",
-    "Waiter",
-]
+__all__ = ["AdmissionControl", "AdmissionRequest", "FairQueue", "Lane", "QueueBounds", "Slot", "Waiter"]

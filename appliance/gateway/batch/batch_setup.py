@@ -71,9 +71,7 @@ async def open_batches(
         await asyncio.to_thread(lambda: vault.sweep(*store.known(gateway)))
         files = TenantFiles(store=store, vault=vault, audit=audit, settings=settings, clock=clock)
         idle = IdleCapacity(
-            concurrency=settings.concurrency,
-            share=settings.idle_share,
-            worker_requests=worker_requests,
+            concurrency=settings.concurrency, share=settings.idle_share, worker_requests=worker_requests
         )
         parts = BatchParts(
             store=store,

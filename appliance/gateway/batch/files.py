@@ -229,10 +229,6 @@ class TenantFiles:
 
     async def _record_deleted(self, stored: StoredFile, why: Deleted, *, key_id: str | None) -> None:
         entry = self._audit.submit(
-            EntryType.FILE_DELETED,
-            tenant=stored.tenant,
-            key_id=key_id,
-            file=stored.file_id,
-            reason=str(why),
+            EntryType.FILE_DELETED, tenant=stored.tenant, key_id=key_id, file=stored.file_id, reason=str(why)
         )
         await self._audit.confirm(entry)

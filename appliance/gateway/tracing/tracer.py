@@ -79,14 +79,7 @@ class Tracing:
         self._wall_clock = wall_clock
 
     def begin(
-        self,
-        *,
-        request_id: str,
-        tenant: str,
-        route: str,
-        model: str,
-        traceparent: str | None,
-        started: float,
+        self, *, request_id: str, tenant: str, route: str, model: str, traceparent: str | None, started: float
     ) -> "Trace":
         """`traceparent` is the client's header, unchecked."""
         parent = None if self._client_context == "ignore" else read_parent(traceparent)

@@ -56,10 +56,7 @@ async def open_tracing(
         logger=logger,
     )
     delivery = Delivery(
-        exporter,
-        queue_spans=QUEUE_SPANS,
-        interval_seconds=settings.interval_seconds,
-        metrics=metrics,
+        exporter, queue_spans=QUEUE_SPANS, interval_seconds=settings.interval_seconds, metrics=metrics
     )
     provider = make_provider(settings, processor=delivery, version=version, gateway=gateway)
     try:
