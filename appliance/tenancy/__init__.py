@@ -1,11 +1,6 @@
 """
 Tenants and their API keys: permissions, limits and authentication.
 
-- `tenant`, `allowances`, `keys`, `directory`: tenants in memory; pure.
-- `file`, `moments`: the same as YAML and JSON; pure.
-- `roster`, `edits`: one state, and the changes to it; pure.
-- `tables`, `store`: the database.  `watch`: polls it while a gateway runs.
-
 Fails open towards the database: while it cannot be read, the last state stays in force, and metrics and
 readiness show it.  Fails closed towards callers: unknown credentials are refused.
 """

@@ -177,10 +177,6 @@ class SqlPayloadStore(SqlStore):
                 standing.pop(entry["tenant"], None)
         return standing
 
-    def erasures(self) -> list[dict[str, Any]]:
-        """Return the members of every `erasure` entry, in order."""
-        return [entry for _, entry in self.entries(EntryType.ERASURE)]
-
     def entries(self, *kinds: EntryType) -> list[tuple[int, dict[str, Any]]]:
         """Return index and members of every entry of kinds that belong to no request, in order."""
         # Only entries without a request: the index on request and type then finds them.

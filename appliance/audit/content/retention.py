@@ -279,7 +279,7 @@ def doomed_keys(
 def finish_erasures(store: SqlPayloadStore, keys: PayloadKeys) -> None:
     """Complete every erasure in the log, except for tenants under a hold now."""
     held, erased = store.holds(), 0
-    for entry in store.erasures():
+    for _, entry in store.entries(EntryType.ERASURE):
         if entry["tenant"] in held:
             continue
         selection = Selection(

@@ -127,8 +127,7 @@ class Witness:
     def checkpoints(self) -> dict[str, str]:
         """Return the newest cosigned checkpoint of each log, by origin; raises AuditUnavailableError."""
         with self._state.exclusive() as session:
-            heads = {origin: session.latest(origin) for origin in session.origins()}
-        return {origin: head.note for origin, head in heads.items() if head}
+            return session.notes()
 
     def _judge(self, session: Session, request: AddCheckpoint, new: Checkpoint, text: str) -> Answer:
         known = session.latest(new.origin)

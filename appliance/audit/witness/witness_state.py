@@ -50,8 +50,9 @@ class Session:
         row = self._connection.execute(query, (origin,)).fetchone()
         return WitnessedHead(size=row[0], root=row[1], note=row[2]) if row else None
 
-    def origins(self) -> list[str]:
-        return [row[0] for row in self._connection.execute("SELECT origin FROM heads ORDER BY origin")]
+    def notes(self) -> dict[str, str]:
+        """The newest checkpoint cosigned of each log, by origin."""
+        return dict(self._connection.execute("SELECT origin, note FROM heads ORDER BY origin").fetchall())
 
     def save(self, origin: str, head: WitnessedHead) -> None:
         self._connection.execute(
@@ -66,11 +67,6 @@ class Session:
         if self._connection.execute(counted, (origin,)).fetchone()[0] < MAX_REFUSED:
             row = (origin, time, reason, request)
             self._connection.execute("INSERT INTO refused VALUES (?, ?, ?, ?)", row)
-
-    def refused(self, origin: str) -> list[tuple[int, str, str]]:
-        """Return time, reason and request of what was refused, oldest first."""
-        query = "SELECT time, reason, request FROM refused WHERE origin = ? ORDER BY rowid"
-        return self._connection.execute(query, (origin,)).fetchall()
 
 
 class WitnessState:

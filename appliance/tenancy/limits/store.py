@@ -126,4 +126,5 @@ class SqlLedgerStore(SqlStore):
         )
 
     def _insert(self) -> sqlite.Insert | postgresql.Insert:
-        return (postgresql if self._is_postgresql else sqlite).insert(limit_books)
+        insert = postgresql.insert if self._is_postgresql else sqlite.insert
+        return insert(limit_books)

@@ -252,7 +252,7 @@ def test_an_erasure_killed_at_any_point_is_finished_by_the_next_start(tmp_path, 
         clock.advance(1.0)
         async with open_kept(site, clock) as kept:
             await kept.retention.resume()
-            is_erased = bool(list(kept.store.erasures()))
+            is_erased = bool(kept.store.entries(EntryType.ERASURE))
             assert [kept.opens(request) for request in requests] == [not is_erased, True, True]
             assert not any(name.is_retired for name in kept.keys.names())
             assert is_erased == all(key not in file.read_bytes() for file in (site / "keys").iterdir())
