@@ -18,7 +18,7 @@ from appliance.sovereignty.bundle.build import Stamp, build_bundle
 from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle, verify_bundle
 from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.recipe import load_recipe
-from appliance.sovereignty.bundle.signature import TrustedKey, end_of, sign_manifest
+from appliance.sovereignty.bundle.signature import BUNDLE, TrustedKey, end_of
 
 CREATED = 1_780_000_000
 NOW = CREATED + 86_400.0
@@ -189,7 +189,7 @@ class Workshop:
     def resign(self, directory: Path, manifest: BundleManifest) -> None:
         """Put another manifest into a bundle, properly signed: what a careless or bought signer would do."""
         (directory / "MANIFEST.json").write_bytes(manifest.encode())
-        (directory / "MANIFEST.sig").write_bytes(sign_manifest(manifest.encode(), self.signer))
+        (directory / "MANIFEST.sig").write_bytes(BUNDLE.sign(manifest.encode(), self.signer))
 
     def open_bundle(self, path: Path, *, now: float = NOW, base: Path | None = None) -> Bundle:
         return open_bundle(path, trusted=self.trusted, now=now, base=base)

@@ -43,7 +43,7 @@ from appliance.sovereignty.bundle.recipe import (
     RecipeModel,
 )
 from appliance.sovereignty.bundle.references import annotated_images, check_complete, check_listed, images_in
-from appliance.sovereignty.bundle.signature import sign_manifest
+from appliance.sovereignty.bundle.signature import BUNDLE
 
 ONE_VERSION = frozenset({ItemKind.MODEL, ItemKind.WHEELS, ItemKind.FILES})
 """Kinds whose directory in an installation has the item's name and not its version."""
@@ -75,7 +75,7 @@ def build_bundle(
         manifest = _Builder(recipe, root, BlobStore(place), render).build(stamp)
         content = manifest.encode()
         write_durably(place / MANIFEST, content)
-        write_durably(place / SIGNATURE, sign_manifest(content, stamp.signer))
+        write_durably(place / SIGNATURE, BUNDLE.sign(content, stamp.signer))
     return manifest
 
 
@@ -120,7 +120,11 @@ class _Builder:
     def _check_complete(self, manifest: BundleManifest) -> None:
         variables = compose_environment(manifest)
         for path in self._recipe.rendered:
-            check_complete(manifest, images_in(_text(self._root / path), str(path), variables))
+            try:
+                text = (self._root / path).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"cannot read {self._root / path}: {error}") from error
+            check_complete(manifest, images_in(text, str(path), variables))
         for chart, about in self._charts:
             if self._render is not None and chart.values:
                 values = tuple(self._root / each for each in chart.values)
@@ -154,24 +158,11 @@ class _Builder:
         entry: Descriptor,
         **more: Any,  # noqa: ANN401 - fields of Item
     ) -> None:
-        sbom = None if thing.sbom is None else self._add_sbom(f"{kind}/{name}", version, thing, thing.sbom)
-        self._note(kind, name, version, thing, entry, sbom=sbom, **more)
-
-    def _add_sbom(self, name: str, version: str, thing: RecipeEntry, path: Path) -> str:
-        file = self._root / path
-        entry = add_files(ItemKind.SBOM, [(path.name, file)], self._store)
-        self._note(ItemKind.SBOM, name, version, thing, entry)
-        return self._store.add_file(file, "application/json").digest
-
-    def _note(
-        self,
-        kind: ItemKind,
-        name: str,
-        version: str,
-        thing: RecipeEntry,
-        entry: Descriptor,
-        **more: Any,  # noqa: ANN401 - fields of Item
-    ) -> None:
+        if thing.sbom is not None and kind is not ItemKind.SBOM:
+            file = self._root / thing.sbom
+            described = add_files(ItemKind.SBOM, [(file.name, file)], self._store)
+            self._add(ItemKind.SBOM, f"{kind}/{name}", version, thing, described)
+            more["sbom"] = self._store.add_file(file, "application/json").digest
         try:
             item = Item(
                 kind=kind,
@@ -187,19 +178,13 @@ class _Builder:
             raise ConfigurationError(f"{kind} {name} is invalid: {error.errors()[0]['msg']}") from error
         if item.label in self._items:
             raise ConfigurationError(f"the recipe names {item.label} twice")
-        self._check_only_version(item)
-        self._items[item.label] = (item, entry)
-
-    def _check_only_version(self, item: Item) -> None:
-        """Refuse a second version of an item whose directory has the name and not the version."""
-        if item.kind not in ONE_VERSION:
-            return
         for other, _ in self._items.values():
-            if (other.kind, other.name) == (item.kind, item.name):
+            if item.kind in ONE_VERSION and (other.kind, other.name) == (item.kind, item.name):
                 raise ConfigurationError(
                     f"the recipe has two versions of {item.kind}/{item.name}, {other.version} and "
                     f"{item.version}, and a site can use only one: remove one, or rename it"
                 )
+        self._items[item.label] = (item, entry)
 
     def _expand(self, paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
         for path in paths:
@@ -207,13 +192,6 @@ class _Builder:
                 yield from files_below(self._root / path)
             else:
                 yield path.name, self._root / path
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
 
 
 def make_difference(older: Bundle, newer: Bundle, directory: Path) -> Bundle:

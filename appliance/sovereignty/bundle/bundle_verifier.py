@@ -27,7 +27,7 @@ from appliance.sovereignty.bundle.manifest import (
     present_files,
 )
 from appliance.sovereignty.bundle.parts import open_source
-from appliance.sovereignty.bundle.signature import TrustedKey, verify_signature
+from appliance.sovereignty.bundle.signature import BUNDLE, TrustedKey
 from appliance.sovereignty.bundle.source import BundleHead, Contents, read_chunks
 from appliance.sovereignty.bundle.tree import ItemTree, read_trees
 
@@ -100,7 +100,7 @@ def open_bundle(
     """
     source = open_source(path)
     head = source.head()
-    signer = "" if trusted is None else verify_signature(head.manifest, head.signature, trusted, now)
+    signer = "" if trusted is None else BUNDLE.verify(head.manifest, head.signature, trusted, now)
     manifest = BundleManifest.decode(head.manifest, MANIFEST)
     if trusted is not None and now >= manifest.key_not_after:
         day = datetime.fromtimestamp(manifest.key_not_after, UTC).date()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from appliance.errors import BundleRefusedError, BundleRollbackError, BundleStorageError
-from appliance.sovereignty.bundle.copying import write_durably
 from appliance.sovereignty.bundle.manifest import (
     BundleManifest,
     BundleRecord,
@@ -72,10 +71,6 @@ def read_installed(path: Path) -> InstalledBundles:
         return InstalledBundles.decode(content, str(path))
     except BundleRefusedError as error:
         raise BundleStorageError(f"{error}; restore it from a backup") from error
-
-
-def write_installed(path: Path, memory: InstalledBundles) -> None:
-    write_durably(path, memory.encode())
 
 
 def check_order(loaded: InstalledBundle | None, manifest: BundleManifest) -> None:

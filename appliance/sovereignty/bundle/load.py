@@ -16,9 +16,9 @@ from pathlib import Path
 from appliance.errors import BundleStorageError
 from appliance.infra.files import open_locked, sync_directory, sync_file
 from appliance.sovereignty.bundle.bundle_verifier import Bundle, Progress, verify_bundle
-from appliance.sovereignty.bundle.copying import storage_error
+from appliance.sovereignty.bundle.copying import storage_error, write_durably
 from appliance.sovereignty.bundle.engine import Engine
-from appliance.sovereignty.bundle.installed import check_order, read_installed, write_installed
+from appliance.sovereignty.bundle.installed import check_order, read_installed
 from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
 from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.placing import (
@@ -159,10 +159,8 @@ def load_bundle(
         journal = LoadJournal(home.journal, bundle.manifest.digest)
         if journal.resumed:
             progress("resuming an interrupted load")
-        work = _Work(bundle, progress)
         try:
-            work.bring_in(trees, placements, targets)
-            changed = journal.resumed or work.done > 0
+            changed = _bring_in(bundle, trees, placements, targets, progress) > 0 or journal.resumed
             changed = changed or loaded is None or loaded.manifest != bundle.manifest.digest
             if changed and not journal.has(RECORDED):
                 record(bundle.manifest, bundle.signer)
@@ -170,7 +168,7 @@ def load_bundle(
             # A crash between this and the links leaves the previous version in service, and the journal, from
             # which the load resumes.  The reverse order would leave an unrecorded version in service, and
             # any bundle newer than the previous version could follow it.
-            write_installed(home.installed, installed.with_bundle(bundle.manifest, bundle.signer))
+            write_durably(home.installed, installed.with_bundle(bundle.manifest, bundle.signer).encode())
         except BundleStorageError as error:
             raise BundleStorageError(f"{error}; the previous version stays in service") from error
         for placement in placements:
@@ -180,31 +178,31 @@ def load_bundle(
     return changed
 
 
-class _Work:
-    def __init__(self, bundle: Bundle, progress: Progress) -> None:
-        self._bundle = bundle
-        self._progress = progress
-        self.done = 0
-        """Files written, images loaded and items pushed."""
-
-    def bring_in(self, trees: Sequence[ItemTree], placements: Sequence[Placement], targets: Targets) -> None:
-        for placement in placements:
-            written = stage(placement, self._bundle.chunks)
-            self.done += written
-            self._progress(
-                f"{placement.final} is complete ({written} of {len(placement.files)} files written)"
-            )
-        registry, engine = targets.registry, targets.engine
-        for tree in trees:
-            label = tree.item.label
-            if registry is not None and tree.item.kind in {ItemKind.IMAGE, ItemKind.CHART}:
-                pushed = registry.push(tree, self._bundle)
-                self.done += pushed
-                self._progress(f"{label} {'was pushed' if pushed else 'is already in the registry'}")
-            if engine is not None and tree.item.kind is ItemKind.IMAGE:
-                loaded = engine.load(tree, self._bundle)
-                self.done += loaded
-                self._progress(f"{label} {'was loaded' if loaded else 'is already in the engine'}")
+def _bring_in(
+    bundle: Bundle,
+    trees: Sequence[ItemTree],
+    placements: Sequence[Placement],
+    targets: Targets,
+    progress: Progress,
+) -> int:
+    """Returns the number of files written, images loaded and items pushed."""
+    done = 0
+    for placement in placements:
+        written = stage(placement, bundle.chunks)
+        done += written
+        progress(f"{placement.final} is complete ({written} of {len(placement.files)} files written)")
+    registry, engine = targets.registry, targets.engine
+    for tree in trees:
+        label = tree.item.label
+        if registry is not None and tree.item.kind in {ItemKind.IMAGE, ItemKind.CHART}:
+            pushed = registry.push(tree, bundle)
+            done += pushed
+            progress(f"{label} {'was pushed' if pushed else 'is already in the registry'}")
+        if engine is not None and tree.item.kind is ItemKind.IMAGE:
+            loaded = engine.load(tree, bundle)
+            done += loaded
+            progress(f"{label} {'was loaded' if loaded else 'is already in the engine'}")
+    return done
 
 
 @contextmanager

@@ -213,11 +213,7 @@ def check_base(base: Base, found: BundleManifest | None) -> None:
     wanted = f"{base.name} {base.version} ({base.manifest})"
     if found is None:
         raise BundleIncompleteError(f"this is a difference to {wanted}: pass that bundle with --base")
-    if (found.name, found.version, found.created, found.digest) != (
-        base.name,
-        base.version,
-        base.created,
-        base.manifest,
-    ):
+    expected = base.name, base.version, base.created, base.manifest
+    if (found.name, found.version, found.created, found.digest) != expected:
         message = f"the base is {found.name} {found.version} ({found.digest}), and should be {wanted}"
         raise BundleIncompleteError(message)

@@ -69,7 +69,14 @@ def open_source(path: Path) -> BundleSource:
             ArchivePart(path=path / part.name, size=part.size, sha256=part.sha256) for part in index.parts
         ]
         for part in parts:
-            _check_size(part)
+            try:
+                size = part.path.stat().st_size
+            except OSError as error:
+                raise BundleRefusedError(f"the part {part.path} is missing: copy it") from error
+            if size != part.size:
+                raise BundleRefusedError(
+                    f"the part {part.path} has {size} bytes and should have {part.size}: copy it again"
+                )
         return ArchiveSource(SplitReader(str(path), parts), manifest=index.manifest)
     if path.is_dir():
         return DirectorySource(path)
@@ -134,14 +141,3 @@ def _pieces(stream: Iterable[bytes], part_bytes: int) -> Iterator[Iterator[bytes
 
     while rest:
         yield part()
-
-
-def _check_size(part: ArchivePart) -> None:
-    try:
-        size = part.path.stat().st_size
-    except OSError as error:
-        raise BundleRefusedError(f"the part {part.path} is missing: copy it") from error
-    if size != part.size:
-        raise BundleRefusedError(
-            f"the part {part.path} has {size} bytes and should have {part.size}: copy it again"
-        )

@@ -171,13 +171,3 @@ class SignedKind:
 BUNDLE = SignedKind(
     heading="sovereign-appliance bundle v1", file=MANIFEST, signature=SIGNATURE, thing="the bundle"
 )
-
-
-def sign_manifest(manifest: bytes, signer: NoteSigner) -> bytes:
-    """MANIFEST.sig for the bytes of MANIFEST.json."""
-    return BUNDLE.sign(manifest, signer)
-
-
-def verify_signature(manifest: bytes, note_bytes: bytes, trusted: Iterable[TrustedKey], now: float) -> str:
-    """Name of a trusted key in force that signed the manifest; raises as `SignedKind.verify`."""
-    return BUNDLE.verify(manifest, note_bytes, trusted, now)

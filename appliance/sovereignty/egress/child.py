@@ -11,6 +11,7 @@ https://docs.kernel.org/userspace-api/landlock.html).  It ends with its standard
 import json
 import signal
 import sys
+from dataclasses import asdict
 from typing import TextIO
 
 from appliance.sovereignty.egress.probe import ProbePlan
@@ -21,7 +22,7 @@ def answer(asked: TextIO, answers: TextIO) -> None:
     """Run the plan, the first line, once for each further line; answer with number and result as JSON."""
     plan = ProbePlan.from_json(json.loads(asked.readline()))
     for line in asked:
-        made = {"number": int(line), **run_probes(plan).to_json()}
+        made = {"number": int(line), **asdict(run_probes(plan))}
         print(json.dumps(made, separators=(",", ":")), file=answers, flush=True)
 
 

@@ -107,15 +107,9 @@ class ProbePlan:
     timeout_seconds: float
     """Per attempt; all are made at once."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "probes": [_probe_to_json(probe) for probe in self.probes],
-            "control": _probe_to_json(self.control) if self.control else None,
-            "timeout_seconds": self.timeout_seconds,
-        }
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ProbePlan":
+        """Read `asdict` of a plan."""
         return cls(
             probes=tuple(_probe_from_json(probe) for probe in value["probes"]),
             control=_probe_from_json(value["control"]) if value["control"] else None,
@@ -131,35 +125,17 @@ class Observation:
     failure: str = ""
     """Why no attempt could be made; empty otherwise."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "control": _result_to_json(self.control) if self.control else None,
-            "results": [_result_to_json(result) for result in self.results],
-        }
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Observation":
+        """Read `asdict` of an observation that was made."""
         return cls(
             control=_result_from_json(value["control"]) if value["control"] else None,
             results=tuple(_result_from_json(result) for result in value["results"]),
         )
 
 
-def _probe_to_json(probe: EgressProbe) -> dict[str, Any]:
-    return {"kind": str(probe.kind), "host": probe.host, "port": probe.port}
-
-
 def _probe_from_json(value: Mapping[str, Any]) -> EgressProbe:
     return EgressProbe(kind=ProbeKind(value["kind"]), host=value["host"], port=value["port"])
-
-
-def _result_to_json(result: ProbeResult) -> dict[str, Any]:
-    return {
-        "probe": _probe_to_json(result.probe),
-        "outcome": str(result.outcome),
-        "detail": result.detail,
-        "seconds": result.seconds,
-    }
 
 
 def _result_from_json(value: Mapping[str, Any]) -> ProbeResult:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 from appliance.sovereignty.egress.probe import Observation, ProbePlan
@@ -20,7 +21,6 @@ MODULE = "appliance.sovereignty.egress.child"
 PATIENCE_SECONDS = 10.0
 """Maximum time of an answer beyond its attempts, including the start of the process."""
 CHUNK = 65536
-_ENDED = "the probe process has ended: restart the gateway"
 
 
 class Prober:
@@ -39,27 +39,25 @@ class Prober:
             [sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         prober = cls(process, plan)
-        prober._write(json.dumps(plan.to_json()))
+        prober._write(json.dumps(asdict(plan)))
         return prober
 
     def observe(self) -> Observation:
         """Make all attempts and wait for their results; blocks."""
         with self._in_use:
-            return self._observe()
-
-    def _observe(self) -> Observation:
-        self._asked += 1
-        latest = time.monotonic() + self._plan.timeout_seconds + PATIENCE_SECONDS
-        try:
-            self._write(str(self._asked))
-            while True:
-                answer = self._read(latest)
-                if answer["number"] == self._asked:
-                    return Observation.from_json(answer)
-        except TimeoutError:
-            return _nothing("the probe process did not answer in time")
-        except (OSError, EOFError, ValueError):
-            return _nothing(_ENDED)
+            self._asked += 1
+            latest = time.monotonic() + self._plan.timeout_seconds + PATIENCE_SECONDS
+            try:
+                self._write(str(self._asked))
+                while True:
+                    answer = self._read(latest)
+                    if answer["number"] == self._asked:
+                        return Observation.from_json(answer)
+            except TimeoutError:
+                failure = "the probe process did not answer in time"
+            except (OSError, EOFError, ValueError):
+                failure = "the probe process has ended: restart the gateway"
+            return Observation(control=None, results=(), failure=failure)
 
     def close(self) -> None:
         self._process.kill()
@@ -85,7 +83,3 @@ class Prober:
             self._unread += part
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
-
-
-def _nothing(failure: str) -> Observation:
-    return Observation(control=None, results=(), failure=failure)

@@ -40,34 +40,12 @@ class EgressReport:
     """Whether the serving process has a wall of its own; compare `ProbeOutcome.REFUSED_BY_WALL`."""
     seconds: float
     observation: Observation
-    judgement: EgressJudgement
 
-    @classmethod
-    def of(
-        cls,
-        observation: Observation,
-        *,
-        time: str,
-        host: str,
-        trigger: Trigger,
-        settings: str,
-        walled: bool,
-        seconds: float,
-    ) -> "EgressReport":
-        """Judge an observation."""
-        judgement = judge(observation.control, observation.results)
-        if observation.failure:
-            judgement = EgressJudgement(verdict=EgressVerdict.INCONCLUSIVE, reasons=(observation.failure,))
-        return cls(
-            time=time,
-            host=host,
-            trigger=trigger,
-            settings=settings,
-            walled=walled,
-            seconds=seconds,
-            observation=observation,
-            judgement=judgement,
-        )
+    @property
+    def judgement(self) -> EgressJudgement:
+        if failure := self.observation.failure:
+            return EgressJudgement(verdict=EgressVerdict.INCONCLUSIVE, reasons=(failure,))
+        return judge(self.observation.control, self.observation.results)
 
     @property
     def verdict(self) -> EgressVerdict:

@@ -31,8 +31,8 @@ def report(verdict: EgressVerdict) -> EgressReport:
 
 
 def made(observation: Observation, host: str = "gateway-0") -> EgressReport:
-    return EgressReport.of(
-        observation,
+    return EgressReport(
+        observation=observation,
         time="2026-11-21T12:00:00Z",
         host=host,
         trigger=Trigger.SCHEDULE,

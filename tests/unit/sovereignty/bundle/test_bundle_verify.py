@@ -24,12 +24,11 @@ from appliance.sovereignty.bundle.build import make_difference
 from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.parts import split
 from appliance.sovereignty.bundle.signature import (
+    BUNDLE,
     TrustedKey,
     end_of,
     load_trusted_keys,
     parse_trusted_keys,
-    sign_manifest,
-    verify_signature,
 )
 from appliance.sovereignty.bundle.source import DirectorySource
 from tests.bundles import DATABASE, GATEWAY, LAST_DAY, NOW, Workshop
@@ -222,7 +221,7 @@ class TestKeys:
         create_signing_key(tmp_path / "other.key")
         other = load_keys(tmp_path / "other.key", mldsa_path(tmp_path / "other.key"), workshop.signer.name)
         content = (bundle / "MANIFEST.json").read_bytes()
-        (bundle / "MANIFEST.sig").write_bytes(sign_manifest(content, other))
+        (bundle / "MANIFEST.sig").write_bytes(BUNDLE.sign(content, other))
         assert "no trusted key signed" in refused(workshop, bundle)
 
     def test_a_signature_of_another_bundle_does_not_count(self, workshop, bundle):
@@ -243,7 +242,7 @@ class TestKeys:
         head = DirectorySource(bundle).head()
         key = TrustedKey(verifier_key=workshop.signer.verifier_key, **days)
         with pytest.raises(BundleRefusedError, match=problem):
-            verify_signature(head.manifest, head.signature, [key], NOW)
+            BUNDLE.verify(head.manifest, head.signature, [key], NOW)
 
     def test_key_is_valid_until_the_last_second_of_its_last_day(self, workshop, bundle):
         """Days are included, in UTC; the signer's own last day as well."""
@@ -257,7 +256,7 @@ class TestKeys:
         """A bundle may be signed by more than one, for sites that trust one or the other."""
         create_signing_key(tmp_path / "other.key")
         other = load_keys(tmp_path / "other.key", mldsa_path(tmp_path / "other.key"), "elsewhere.example")
-        note = sign_manifest((bundle / "MANIFEST.json").read_bytes(), other)
+        note = BUNDLE.sign((bundle / "MANIFEST.json").read_bytes(), other)
         mine = (bundle / "MANIFEST.sig").read_bytes()
         (bundle / "MANIFEST.sig").write_bytes(note + mine.rpartition(b"\n\n")[2])
         assert workshop.verify(bundle).signer == "example.com/releases"
