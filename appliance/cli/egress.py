@@ -69,8 +69,8 @@ def check_here(settings: Settings) -> EgressReport:
     """Run one check in this process, under the settings' `egress` section."""
     began = time.monotonic()
     observation = run_probes(plan_egress(settings, process_environment()))
-    return EgressReport.of(
-        observation,
+    return EgressReport(
+        observation=observation,
         time=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         host=socket.gethostname(),
         trigger=Trigger.REQUEST,
