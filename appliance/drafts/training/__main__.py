@@ -17,25 +17,16 @@ from appliance.errors import ApplianceError
 from appliance.sovereignty.landlock import allow_connections
 
 
-class StopRequest:
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __call__(self, *_signal: object) -> None:
-        """Take a signal; the current step still finishes."""
-        self.requested = True
-
-
 def main() -> int:
     """Train the job on standard input; errors go to standard output as an event."""
-    stop = StopRequest()
+    stops: list[int] = []
     # Ctrl-C reaches the command, which sends SIGTERM to this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))  # the current step still finishes
     with suppress(OSError):  # kernels without it: the offline environment remains
         allow_connections(())
     try:
-        return _train(stop)
+        return _train(stops)
     except ApplianceError as error:
         return _failed(str(error))
     except BrokenPipeError:
@@ -52,7 +43,7 @@ def main() -> int:
         raise
 
 
-def _train(stop: StopRequest) -> int:
+def _train(stops: list[int]) -> int:
     job = Job.from_json(json.loads(sys.stdin.readline()))
     given = read_samples(sys.stdin)
     _emit({"event": "loading", "samples": len(given.samples), "missing": given.missing})
@@ -65,7 +56,7 @@ def _train(stop: StopRequest) -> int:
     def report(point: Point) -> None:
         _emit({"event": "step", **point.to_json()})
 
-    ended = Training(job, given, report=report, is_stopped=lambda: stop.requested).run()
+    ended = Training(job, given, report=report, is_stopped=lambda: bool(stops)).run()
     _emit({"event": "finished" if ended.finished else "stopped", "step": ended.step})
     return 0
 

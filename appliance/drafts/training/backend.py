@@ -1,5 +1,7 @@
 """Chooses the training backend."""
 
+import math
+
 from appliance.drafts.training.training_recipe import Backend
 from appliance.errors import ConfigurationError
 from appliance.serving.devices import Hardware
@@ -26,10 +28,4 @@ def choose_backend(requested: str, device: str, target: Weights, machine: Hardwa
 
 
 def target_bytes(target: Weights) -> int:
-    total = 0
-    for info in target.tensors.values():
-        size = BYTES_OF.get(info.dtype, 1)
-        for length in info.shape:
-            size *= length
-        total += size
-    return total
+    return sum(BYTES_OF.get(info.dtype, 1) * math.prod(info.shape) for info in target.tensors.values())

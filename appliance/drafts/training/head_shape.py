@@ -51,7 +51,7 @@ class HeadShape:
 
 
 def head_shape(config: Mapping[str, Any], target: Mapping[str, Any]) -> HeadShape:
-    """Read the shape of a draft without lint errors; DraftRefusedError if the small backend cannot train it."""
+    """Read the shape of a draft without lint errors; DraftRefusedError if the small loop cannot train it."""
     shape = read_shape(config)
     fields = shape.fields
     _refuse(shape)

@@ -18,26 +18,11 @@ REPORT = "report.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """Settings without weights that decide acceptance."""
-
+class TrainingOutcome:
     fc_norm: bool
     norm_output: bool
     norm_before_fc: bool
     aux_layers: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fc_norm": self.fc_norm,
-            "norm_output": self.norm_output,
-            "norm_before_fc": self.norm_before_fc,
-            "aux_layers": list(self.aux_layers),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOutcome:
-    flags: Flags
     tool: str
     """Name and version."""
     longest: int
@@ -53,7 +38,10 @@ class TrainingOutcome:
 def training_record(job: Job, given: TrainingSet, outcome: TrainingOutcome) -> dict[str, Any]:
     used = "".join(used_lines(outcome.used))
     record: dict[str, Any] = {
-        **outcome.flags.to_json(),
+        "fc_norm": outcome.fc_norm,
+        "norm_output": outcome.norm_output,
+        "norm_before_fc": outcome.norm_before_fc,
+        "aux_layers": list(outcome.aux_layers),
         "trained_context": outcome.longest,
         "target": job.target_digest,
         "parent": job.parent_digest,

@@ -1,7 +1,6 @@
 """Training progress: `progress.jsonl` for programs, one line for people."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -114,6 +113,3 @@ def _span(seconds: float) -> str:
     if seconds < SECONDS_PER_MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / SECONDS_PER_MINUTE:.1f} min"
-
-
-Report = Callable[[Point], None]

@@ -6,11 +6,11 @@ from pathlib import Path
 from appliance.audit.checkpoint import NoteSigner
 from appliance.audit.entry import JSON
 from appliance.audit.entry_types import EntryType
+from appliance.drafts.harvest.dataset import Dataset
 from appliance.drafts.registry.draft_source import DraftSource, read_source
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.training.outcome import USED
 from appliance.drafts.training.parent_draft import refuse_misfit
-from appliance.drafts.training.training_job import DatasetLike
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.serving.weights import Weights
 
@@ -49,7 +49,7 @@ def publish(
     return source.digest
 
 
-def refuse_erased(draft: Path, dataset: DatasetLike) -> None:
+def refuse_erased(draft: Path, dataset: Dataset) -> None:
     """Raise DraftRefusedError if a training sample was erased during the training."""
     try:
         used = {line.split()[0] for line in (draft / USED).read_text(encoding="utf-8").splitlines()}

@@ -24,11 +24,9 @@ from typing import Any
 
 from appliance.drafts.training.training_job import Job, TrainingSet
 from appliance.errors import ConfigurationError, DraftRefusedError, DraftStorageError
-from appliance.infra.files import open_locked, write_private
+from appliance.infra.files import open_locked, sync_directory, sync_files, write_private
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-DRAFT = "draft"
-PARTIAL = "draft.partial"
 OBSOLETE = ("checkpoint.pt", "checkpoints", "parent")
 """Files a finished training no longer needs: several times as large as the draft."""
 NAME_DIGITS = 12
@@ -49,12 +47,12 @@ class RunDirectory:
 
     @property
     def draft(self) -> Path:
-        return self.path / DRAFT
+        return self.path / "draft"
 
     @property
     def partial(self) -> Path:
         """Where the finished draft is assembled."""
-        return self.path / PARTIAL
+        return self.path / "draft.partial"
 
     @property
     def progress(self) -> Path:
@@ -76,7 +74,7 @@ class RunDirectory:
 
         After a crash before this, the next run finds the draft in the registry.
         """
-        try:
+        with storage_errors(self.path):
             write_private(self.path / "published.json", json.dumps({"draft": digest}) + "\n")
             for name in OBSOLETE:
                 path = self.path / name
@@ -84,8 +82,6 @@ class RunDirectory:
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(self.path, error) from error
 
     def refuse_changed(self, identity: Mapping[str, Any]) -> bool:
         """
@@ -107,23 +103,30 @@ class RunDirectory:
     def claim(self, job: Job, given: TrainingSet) -> None:
         """Bind the run to this job; raises DraftRefusedError if it is bound to another."""
         identity = {**job.identity, "samples": samples_digest(given)}
-        if self.refuse_changed(identity):
-            return
-        try:
-            write_private(self.path / "run.json", json.dumps(identity, indent=2) + "\n")
-        except OSError as error:
-            raise storage_error(self.path, error) from error
+        if not self.refuse_changed(identity):
+            with storage_errors(self.path):
+                write_private(self.path / "run.json", json.dumps(identity, indent=2) + "\n")
+
+    @contextmanager
+    def assembled(self) -> Iterator[Path]:
+        """A directory to write the draft's files into; it becomes `draft` when all of them are durable."""
+        with storage_errors(self.path):
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self.partial.mkdir(mode=0o700)
+            yield self.partial
+            sync_files(self.partial)
+            self.partial.rename(self.draft)
+            sync_directory(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """The kernel releases the lock when this process ends; DraftRefusedError if another one has it."""
-        try:
+        with storage_errors(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = open_locked(self.path / "lock")
-        except BlockingIOError as error:
-            raise DraftRefusedError(f"the run {self.path.name} is in use by another process") from error
-        except OSError as error:
-            raise storage_error(self.path, error) from error
+            try:
+                lock = open_locked(self.path / "lock")
+            except BlockingIOError as error:
+                raise DraftRefusedError(f"the run {self.path.name} is in use by another process") from error
         with lock:
             yield
 
@@ -147,10 +150,16 @@ def used_lines(samples: Iterable[Any]) -> list[str]:
     return sorted(f"{sample.request_id} {sample.digest}\n" for sample in samples)
 
 
-def storage_error(path: Path, error: OSError) -> DraftStorageError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DraftStorageError(f"the disk is full at {path}: free space and run the same command to resume")
-    return DraftStorageError(f"cannot write {path}: {error.strerror}")
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a DraftStorageError on `path`."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot write {path}: {error.strerror}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            problem = f"the disk is full at {path}: free space and run the same command to resume"
+        raise DraftStorageError(problem) from error
 
 
 def _read(path: Path) -> dict[str, Any] | None:

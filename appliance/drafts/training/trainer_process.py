@@ -55,7 +55,7 @@ def train(
             env=offline_environment(environment),
             start_new_session=True,
         )
-    with process, on_interrupt(_terminator(process)):
+    with process, on_interrupt(process.terminate):
         try:
             _send(process, job, lines)
             return _follow(process, log, observe)
@@ -111,24 +111,21 @@ def _last_line(log: Path) -> str:
     return ""
 
 
-def _terminator(process: subprocess.Popen[str]) -> Callable[[], None]:
-    def terminate() -> None:
-        with suppress(ProcessLookupError):
-            process.terminate()
-
-    return terminate
-
-
 def _end(process: subprocess.Popen[str]) -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
     if process.stdout is not None:
         process.stdout.close()
+    end_process(process, STOP_SECONDS)
+
+
+def end_process(process: subprocess.Popen[Any], seconds: float) -> None:
+    """End a process if it runs: by SIGTERM, and by SIGKILL after `seconds`."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(STOP_SECONDS)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()

@@ -9,11 +9,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.drafts.training.windows import Text
 from appliance.errors import DraftRefusedError
+
+if TYPE_CHECKING:  # the training process must not load the audit database
+    from appliance.drafts.harvest.dataset import Dataset
 
 
 class SampleLike(Text, Protocol):
@@ -51,9 +54,6 @@ class Job:
     def in_directory(self, run: Path) -> Self:
         return replace(self, run=str(run))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         return cls(**{**content, "recipe": TrainingRecipe.from_json(content["recipe"])})
@@ -85,7 +85,7 @@ class TrainingSet:
 
 
 def job_line(job: Job) -> str:
-    return _line(job.to_json())
+    return _line(asdict(job))
 
 
 def sample_line(sample: SampleLike, *, digest: str, held_out: bool) -> str:
@@ -129,31 +129,7 @@ def _line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
-class EntryLike(Protocol):
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def digest(self) -> str: ...
-
-
-class ManifestLike(Protocol):
-    @property
-    def samples(self) -> Iterable[EntryLike]: ...
-
-
-class DatasetLike(Protocol):
-    @property
-    def manifest(self) -> ManifestLike: ...
-    @property
-    def missing(self) -> int:
-        """Samples found erased while it was read."""
-        ...
-
-    def read(self, held_out: bool) -> Iterator[SampleLike]:  # noqa: FBT001 - the data set's own signature
-        ...
-
-
-def sample_lines(dataset: DatasetLike) -> Iterator[str]:
+def sample_lines(dataset: "Dataset") -> Iterator[str]:
     """
     Encode every sample that still exists, and their count last.
 

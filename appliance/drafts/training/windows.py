@@ -96,22 +96,18 @@ class Feed:
     ) -> None:
         """`place` is a position of a feed of the same texts; raises DraftRefusedError without an answer."""
         self._texts, self._batch, self._window, self._seed = texts, batch, window, seed
-        self._place = place or FeedPosition()
-        self._steps = self._plan(self._place.epoch)
+        self.place = place or FeedPosition()
+        """Position of the next step."""
+        self._steps = self._plan(self.place.epoch)
         if not self._steps:
             raise DraftRefusedError("no sample has an answer to learn from: harvest more")
 
-    @property
-    def place(self) -> FeedPosition:
-        """Position of the next step."""
-        return self._place
-
     def next_step(self) -> tuple[TextWindow, ...]:
-        epoch, index = self._place.epoch, self._place.index
+        epoch, index = self.place.epoch, self.place.index
         if index == len(self._steps):
             epoch, index = epoch + 1, 0
             self._steps = self._plan(epoch)
-        self._place = FeedPosition(epoch=epoch, index=index + 1)
+        self.place = FeedPosition(epoch=epoch, index=index + 1)
         return self._steps[index]
 
     def _plan(self, epoch: int) -> list[tuple[TextWindow, ...]]:

@@ -6,18 +6,17 @@ the last checkpoint.
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from appliance.drafts.training.outcome import Flags, TrainingOutcome, write_outcome
+from appliance.drafts.training.outcome import TrainingOutcome, write_outcome
 from appliance.drafts.training.progress import Point, append_point, drop_after, read_points
-from appliance.drafts.training.run_directory import RunDirectory, storage_error
+from appliance.drafts.training.run_directory import RunDirectory, storage_errors
 from appliance.drafts.training.small.files import (
     StoredHead,
     load_checkpoint,
@@ -34,12 +33,11 @@ from appliance.drafts.training.small.target import (
     load_target,
     read_corpus,
 )
-from appliance.drafts.training.small.trainer import HeldOutScore, Trainer, collate, concatenate
+from appliance.drafts.training.small.trainer import Trainer, collate, concatenate
 from appliance.drafts.training.training_job import Job, TrainingSet
 from appliance.drafts.training.training_recipe import learning_rate, timed_rate
 from appliance.drafts.training.windows import Feed, FeedPosition, plan_epoch
 from appliance.errors import DraftRefusedError
-from appliance.infra.files import sync_directory, sync_files
 
 CHECKPOINT_STEPS = 200
 CHECKPOINT_SECONDS = 60.0
@@ -51,7 +49,6 @@ MEASUREMENTS = 5
 """Measurements on held-out samples, the final one included."""
 MEASURED_BATCHES = 16
 """Maximum batches per measurement."""
-TOOL = "appliance small backend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +133,9 @@ class Training:
         if state is not None:
             self._trainer.restore(state)
             self._step, self._seen = state["step"], set(state["seen"])
-        # Steps after the checkpoint are about to run again.
-        try:
+        with storage_errors(self._run.path):
+            # Steps after the checkpoint are about to run again.
             drop_after(self._run.progress, self._step)
-        except OSError as error:
-            raise storage_error(self._run.path, error) from error
         self._began = self._now() - (0.0 if state is None else state["elapsed"])
 
     @property
@@ -179,81 +174,65 @@ class Training:
 
     def _record(self, point: Point, *, before: float) -> None:
         """Report a step; record some of them, and measure held-out samples at intervals."""
-        measured = None
         if point.done < 1 and int(before * MEASUREMENTS) < int(point.done * MEASUREMENTS):
-            measured = self._measure()
-        if measured is not None:
-            point = _with(point, measured)
+            point = self._measured(point)
         self._report(point)
         every = max(1, (self._recipe.steps or 0) // POINTS)
         due = point.step % every == 0 if self._recipe.steps else self._is_time(before, point.done)
-        if due or measured is not None:
-            try:
+        if due or point.held_out is not None:
+            with storage_errors(self._run.path):
                 append_point(self._run.progress, point)
-            except OSError as error:
-                raise storage_error(self._run.path, error) from error
 
     def _is_time(self, before: float, done: float) -> bool:
         """Whether a training limited by time has reached its next recorded point."""
         parts = max(1, min(POINTS, int((self._recipe.minutes or 0) * 60 / POINT_SECONDS)))
         return int(done * parts) > int(before * parts)
 
-    def _measure(self) -> HeldOutScore | None:
+    def _measured(self, point: Point) -> Point:
+        """Add agreement on held-out samples, if there are any."""
         held_out = self._given.held_out
         steps = plan_epoch(
             held_out, batch=self._recipe.batch, window=self._recipe.window, seed=self._recipe.seed, epoch=0
         )
         chosen = steps[:MEASURED_BATCHES]
         if not chosen:
-            return None
-        return self._trainer.measure(collate(held_out, step, self._recipe.unroll) for step in chosen)
+            return point
+        score = self._trainer.measure(collate(held_out, step, self._recipe.unroll) for step in chosen)
+        return replace(point, held_out=score.agreement, acceptance_length=score.acceptance_length)
 
     def _save(self, feed: Feed, general: Feed | None) -> None:
-        places = {"own": _place(feed)} | ({} if general is None else {"general": _place(general)})
+        places = {"own": feed} | ({} if general is None else {"general": general})
         save_checkpoint(
             self._run.path,
             {
                 **self._trainer.state(),
                 "step": self._step,
                 "elapsed": self._elapsed,
-                "places": places,
+                "places": {name: asdict(each.place) for name, each in places.items()},
                 "seen": sorted(self._seen),
             },
         )
 
     def _finish(self) -> None:
-        measured = self._measure()
-        point = self._point(0.0)
-        if measured is not None:
-            point = _with(point, measured)
+        point = self._measured(self._point(0.0))
         shape = self._stored.head.shape
         used = tuple(self._texts[number] for number in sorted(self._seen))
         outcome = TrainingOutcome(
-            flags=Flags(
-                fc_norm=shape.fc_norm,
-                norm_output=shape.norm_output,
-                norm_before_fc=shape.norm_before_fc,
-                aux_layers=shape.aux_layers,
-            ),
-            tool=TOOL,
+            fc_norm=shape.fc_norm,
+            norm_output=shape.norm_output,
+            norm_before_fc=shape.norm_before_fc,
+            aux_layers=shape.aux_layers,
+            tool="appliance small backend",
             longest=min(self._recipe.window, max(len(text.token_ids) for text in used)),
             steps=self._step,
             used=used,
             details={"optimizer": "AdamW", "device": self._device, "torch": str(torch.__version__)},
-            acceptance_length=None if measured is None else measured.acceptance_length,
+            acceptance_length=point.acceptance_length,
         )
-        try:
+        with self._run.assembled() as directory:
             append_point(self._run.progress, point)
-            shutil.rmtree(self._run.partial, ignore_errors=True)
-            self._run.partial.mkdir(mode=0o700)
-            save_head(self._stored, self._run.partial)
-            points = read_points(self._run.progress)
-            write_outcome(self._run.partial, self._job, self._given, outcome, points)
-            sync_files(self._run.partial)
-            self._run.partial.rename(self._run.draft)
-            sync_directory(self._run.path)
-        except OSError as error:
-            raise storage_error(self._run.path, error) from error
+            save_head(self._stored, directory)
+            write_outcome(directory, self._job, self._given, outcome, read_points(self._run.progress))
 
 
 def _refuse_unknown_tokens(given: TrainingSet, vocabulary: int) -> None:
@@ -270,11 +249,3 @@ def _open_head(job: Job, target: FrozenTarget) -> StoredHead:
     if job.parent is None:
         return new_head(config, target.output)
     return load_head(Path(job.parent), config, target.output)
-
-
-def _with(point: Point, measured: HeldOutScore) -> Point:
-    return replace(point, held_out=measured.agreement, acceptance_length=measured.acceptance_length)
-
-
-def _place(feed: Feed) -> dict[str, int]:
-    return {"epoch": feed.place.epoch, "index": feed.place.index}

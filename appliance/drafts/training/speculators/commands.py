@@ -110,7 +110,10 @@ def server_command(setup: Setup) -> list[str]:
 
 
 def train_command(setup: Setup) -> list[str]:
-    return [*_launcher(setup), *train_arguments(setup)]
+    count = len(setup.training_gpus)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}")
+    launcher = ("-m", "speculators", "train") if count == 1 else (*torchrun, "-m", "speculators.train")
+    return [str(setup.python), *launcher, *train_arguments(setup)]
 
 
 def train_arguments(setup: Setup) -> list[str]:
@@ -152,11 +155,3 @@ def private_places(scratch: Path) -> dict[str, str]:
 
 def visible(gpus: Sequence[int]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-
-
-def _launcher(setup: Setup) -> list[str]:
-    count = len(setup.training_gpus)
-    if count == 1:
-        return [str(setup.python), "-m", "speculators", "train"]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    return [str(setup.python), *torchrun, "-m", "speculators.train"]

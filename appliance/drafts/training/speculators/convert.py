@@ -8,6 +8,7 @@ marks the target's tokens that a draft with a smaller vocabulary knows.
 """
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from appliance.drafts.training.backend import BYTES_OF
 from appliance.errors import DraftRefusedError, DraftStorageError
 from appliance.serving.weights import LENGTH_BYTES, Weights, inspect_weights
 
-RENAMED = {"midlayer.": "layers.0."}
 ALIGNMENT = 8
 MAP, KNOWN, EMBEDDING = "d2t", "t2d", "embed_tokens.weight"
 LAYER_FIELDS = (
@@ -78,9 +78,10 @@ def convert_draft(draft: Path, target: Weights, out: Path) -> None:
         raise DraftRefusedError(f"{draft} has its weights in {len(files)} files: merge them into one")
     try:
         out.mkdir(mode=0o700)
-        text = json.dumps(config, indent=2) + "\n"
-        (out / "config.json").write_text(text, encoding="utf-8")
-        tensors = {_library_name(tensor.name): tensor for tensor in _tensors_in(files[0])}
+        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        tensors = {
+            re.sub(r"^midlayer\.", "layers.0.", tensor.name): tensor for tensor in _tensors_in(files[0])
+        }
         _write_tensors(_completed(tensors, target), out / "model.safetensors")
     except OSError as error:
         raise DraftStorageError(f"cannot write {out}: {error.strerror}") from error
@@ -162,10 +163,3 @@ def _write_tensors(tensors: Mapping[str, _Stored], out: Path) -> None:
         written.write(len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded)
         for _name, tensor in order:
             written.write(tensor.read())
-
-
-def _library_name(name: str) -> str:
-    for old, new in RENAMED.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from appliance.drafts.training.speculators.commands import visible
-from appliance.drafts.training.trainer_process import on_interrupt
+from appliance.drafts.training.trainer_process import end_process, on_interrupt
 from appliance.errors import DraftRefusedError
 from appliance.serving.guardian import guardian_source
 
@@ -71,13 +71,7 @@ class Processes:
 
     def end(self) -> None:
         for process in reversed(self.running):
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            end_process(process, STOP_SECONDS)
             if process.stdin is not None:
                 process.stdin.close()
 

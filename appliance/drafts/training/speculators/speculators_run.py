@@ -19,8 +19,8 @@ from typing import Any
 
 from appliance.drafts.lint.shape import default_aux_layers, read_shape
 from appliance.drafts.training.head_shape import head_layers, text_config
-from appliance.drafts.training.outcome import Flags, TrainingOutcome, write_outcome
-from appliance.drafts.training.run_directory import RunDirectory, storage_error
+from appliance.drafts.training.outcome import TrainingOutcome, write_outcome
+from appliance.drafts.training.run_directory import RunDirectory
 from appliance.drafts.training.speculators.commands import (
     HOST,
     VERSION,
@@ -36,7 +36,6 @@ from appliance.drafts.training.speculators.scratch import scratch_directory, wri
 from appliance.drafts.training.training_job import Job, TrainingSet, read_samples
 from appliance.drafts.training.windows import Text, TextWindow, plan_epoch
 from appliance.errors import ConfigurationError, DraftRefusedError
-from appliance.infra.files import sync_directory, sync_files
 from appliance.serving.devices import detect_hardware
 from appliance.serving.weights import Weights, inspect_weights
 from appliance.sovereignty.environment import offline_environment
@@ -185,38 +184,25 @@ def _free_port() -> int:
     return int(port)
 
 
-TOOL = f"speculators {VERSION}"
-
-
 def take_over(job: Job, run: RunDirectory, given: TrainingSet, target: Weights) -> None:
     last = last_checkpoint(run.path / "checkpoints")
     config = speculators_config(inspect_weights(last).config, target)
     shape = read_shape(config)
     outcome = TrainingOutcome(
-        flags=Flags(
-            fc_norm=shape.flag("fc_norm"),
-            norm_output=shape.flag("norm_output"),
-            norm_before_fc=shape.norm_before_fc,
-            aux_layers=head_layers(config, target.config),
-        ),
-        tool=TOOL,
+        fc_norm=shape.flag("fc_norm"),
+        norm_output=shape.flag("norm_output"),
+        norm_before_fc=shape.norm_before_fc,
+        aux_layers=head_layers(config, target.config),
+        tool=f"speculators {VERSION}",
         longest=min(job.recipe.window, max(len(sample.token_ids) for sample in given.training)),
         steps=job.recipe.steps or 0,
         used=given.training,
         details={"optimizer": "AdamW", "checkpoint": last.name},
     )
-    try:
-        shutil.rmtree(run.partial, ignore_errors=True)
-        run.partial.mkdir(mode=0o700)
-        text = json.dumps(config, indent=2) + "\n"
-        (run.partial / "config.json").write_text(text, encoding="utf-8")
-        shutil.copyfile(last / "model.safetensors", run.partial / "model.safetensors")
-        write_outcome(run.partial, job, given, outcome, ())
-        sync_files(run.partial)
-        run.partial.rename(run.draft)
-        sync_directory(run.path)
-    except OSError as error:
-        raise storage_error(run.path, error) from error
+    with run.assembled() as directory:
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(last / "model.safetensors", directory / "model.safetensors")
+        write_outcome(directory, job, given, outcome, ())
 
 
 def last_checkpoint(directory: Path) -> Path:

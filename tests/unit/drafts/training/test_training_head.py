@@ -18,11 +18,18 @@ from appliance.drafts.training.small.files import load_head, new_head, save_head
 from appliance.drafts.training.small.head import DraftHead, StepCache  # noqa: E402
 from appliance.drafts.training.small.loss import unrolled_loss  # noqa: E402
 from appliance.drafts.training.small.target import Observed, TokenBatch, load_target  # noqa: E402
-from appliance.drafts.training.small.trainer import collate, concatenate, plain_batch  # noqa: E402
+from appliance.drafts.training.small.trainer import collate, concatenate  # noqa: E402
 from appliance.drafts.training.windows import TextWindow, cut  # noqa: E402
 from appliance.errors import DraftRefusedError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402
-from tests.unit.drafts.training.tiny import VOCABULARY, WIDTH, Text, text, write_target  # noqa: E402
+from tests.unit.drafts.training.tiny import (  # noqa: E402
+    VOCABULARY,
+    WIDTH,
+    Text,
+    plain_batch,
+    text,
+    write_target,
+)
 
 SHAPE = HeadShape(
     width=WIDTH,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.drafts.training.outcome import Flags, TrainingOutcome, training_record, write_outcome
+from appliance.drafts.training.outcome import TrainingOutcome, training_record, write_outcome
 from appliance.drafts.training.progress import (
     Point,
     ProgressLine,
@@ -215,7 +215,10 @@ def test_report_stands_alone_and_shows_both_curves():
 
 
 OUTCOME = TrainingOutcome(
-    flags=Flags(fc_norm=True, norm_output=True, norm_before_fc=False, aux_layers=(2, 4, 5)),
+    fc_norm=True,
+    norm_output=True,
+    norm_before_fc=False,
+    aux_layers=(2, 4, 5),
     tool="a tool",
     longest=192,
     steps=50,
