@@ -52,26 +52,12 @@ LOGS_CONTENT = "it would write prompts or completions to the worker's log"
 REFUSED = {
     **dict.fromkeys(
         (
-            *(
-                "--model",
-                "--served-model-name",
-                "--host",
-                "--port",
-                "--uds",
-                "--dtype",
-                "--generation-config",
-            ),
-            *("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
-            *("--allowed-media-domains", "--enforce-eager", "--no-enforce-eager", "--shutdown-timeout"),
-            *(
-                "--max-model-len",
-                "--max-num-seqs",
-                "--tensor-parallel-size",
-                "-tp",
-                "--gpu-memory-utilization",
-            ),
-            *("--device-memory-utilization", "--pipeline-parallel-size", "-pp", "--kv-cache-memory-bytes"),
-            *("--runner", "--convert", "--task"),
+            *("--model", "--served-model-name", "--host", "--port", "--uds", "--dtype"),
+            *("--generation-config", "--speculative-config", "-sc", "--spec-method", "--spec-model"),
+            *("--spec-tokens", "--allowed-media-domains", "--enforce-eager", "--no-enforce-eager"),
+            *("--shutdown-timeout", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "-tp"),
+            *("--gpu-memory-utilization", "--device-memory-utilization", "--pipeline-parallel-size", "-pp"),
+            *("--kv-cache-memory-bytes", "--runner", "--convert", "--task"),
         ),
         OWN,
     ),

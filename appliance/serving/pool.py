@@ -13,6 +13,7 @@ The capacity callback runs synchronously on every change that may free a slot, s
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from appliance.serving.worker import Admission, ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.speculation.values import Decision
@@ -59,32 +60,22 @@ class WorkerPool:
 
     def set_admission(self, worker_id: WorkerId, admission: Admission) -> None:
         """Set whether a worker receives requests, whatever its health; ignored if it has left."""
-        snapshot = self._snapshots.get(worker_id)
-        if snapshot is not None:
-            self._put(replace(snapshot, admission=admission))
+        self._change(worker_id, admission=admission)
 
     def set_avoided(self, worker_id: WorkerId, avoided: bool) -> None:  # noqa: FBT001 - the new value
-        snapshot = self._snapshots.get(worker_id)
-        if snapshot is not None:
-            self._put(replace(snapshot, avoided=avoided))
+        self._change(worker_id, avoided=avoided)
 
     def set_drained(self, worker_id: WorkerId, drained: bool) -> None:  # noqa: FBT001 - the new value
         """Set whether an operator keeps requests away from a worker; it finishes those in flight."""
-        snapshot = self._snapshots.get(worker_id)
-        if snapshot is not None:
-            self._put(replace(snapshot, drained=drained))
+        self._change(worker_id, drained=drained)
 
     def leave(self, worker_id: WorkerId) -> None:
         """Send a worker no more requests, and forget it once those of this gateway are finished."""
-        snapshot = self._snapshots.get(worker_id)
-        if snapshot is not None:
-            self._put(replace(snapshot, leaving=True))
-            self._forget_if_gone(worker_id)
+        self._change(worker_id, leaving=True)
+        self._forget_if_gone(worker_id)
 
     def stay(self, worker_id: WorkerId) -> None:
-        snapshot = self._snapshots.get(worker_id)
-        if snapshot is not None:
-            self._put(replace(snapshot, leaving=False))
+        self._change(worker_id, leaving=False)
 
     async def drain(self, worker_id: WorkerId) -> None:
         """
@@ -130,6 +121,11 @@ class WorkerPool:
 
     def any_healthy(self) -> bool:
         return any(snapshot.takes_requests for snapshot in self._snapshots.values())
+
+    def _change(self, worker_id: WorkerId, **state: Any) -> None:  # noqa: ANN401 - members of the snapshot
+        snapshot = self._snapshots.get(worker_id)
+        if snapshot is not None:
+            self._put(replace(snapshot, **state))
 
     def _put(self, snapshot: WorkerSnapshot) -> None:
         self._snapshots[snapshot.worker.worker_id] = snapshot

@@ -17,18 +17,23 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 """Names that vLLM accepts for the two sides of a score."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     path: str
     """Path for clients; also in audit log and metrics."""
-    worker_path: str
     dialect: Dialect
     needs: tuple[tuple[str, ...], ...]
     """Sets of members, one of which must be complete."""
     carriers: tuple[str, ...] = ()
     """Members that may contain images, sound or video."""
+    other_path: str = ""
+    """Path at the worker; empty for the same."""
     caches: bool = True
     """Whether the worker keeps the prompt in its prefix cache."""
+
+    @property
+    def worker_path(self) -> str:
+        return self.other_path or self.path
 
     def missing(self, members: Container[str]) -> str | None:
         """The first member that a body lacks; None if it has all of some set."""
@@ -37,61 +42,25 @@ class Route:
         return next(name for name in self.needs[0] if name not in members)
 
 
-def _route(
-    path: str,
-    dialect: Dialect,
-    *needs: tuple[str, ...],
-    carriers: tuple[str, ...] = (),
-    worker_path: str = "",
-    caches: bool = True,
-) -> Route:
-    return Route(
-        path=path,
-        worker_path=worker_path or path,
-        dialect=dialect,
-        needs=needs,
-        carriers=carriers,
-        caches=caches,
-    )
-
-
+_MESSAGES, _INPUT, _PROMPT, _RERANKED = ("messages",), ("input",), ("prompt",), ("query", "documents")
 _SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
-ROUTES = MappingProxyType(
-    {
-        route.path: route
-        for route in (
-            _route("/v1/chat/completions", CHAT, ("messages",), carriers=("messages",)),
-            _route("/v1/completions", CHAT, ("prompt",)),
-            _route("/v1/responses", RESPONSES, ("input",), carriers=("input",)),
-            _route("/v1/messages", MESSAGES, ("messages",), carriers=("messages", "system")),
-            _route(
-                "/v1/messages/count_tokens",
-                MESSAGE_TOKENS,
-                ("messages",),
-                carriers=("messages", "system"),
-                caches=False,
-            ),
-            _route("/v1/embeddings", POOLING, ("input",), ("messages",), carriers=("input", "messages")),
-            # vLLM writes a warning to its log for each request that has `/v1` in front of these.
-            *(
-                _route(
-                    path,
-                    POOLING,
-                    ("query", "documents"),
-                    carriers=("query", "documents"),
-                    worker_path="/rerank",
-                )
-                for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-            ),
-            *(
-                _route(path, POOLING, *PAIRS, carriers=_SIDES, worker_path="/score")
-                for path in ("/score", "/v1/score")
-            ),
-            _route("/tokenize", TOKENS, ("prompt",), ("messages",), carriers=("messages",), caches=False),
-            _route("/detokenize", TOKENS, ("tokens",), caches=False),
-        )
-    }
+_ROUTES = (
+    Route("/v1/chat/completions", CHAT, (_MESSAGES,), _MESSAGES),
+    Route("/v1/completions", CHAT, (_PROMPT,)),
+    Route("/v1/responses", RESPONSES, (_INPUT,), _INPUT),
+    Route("/v1/messages", MESSAGES, (_MESSAGES,), ("messages", "system")),
+    Route("/v1/messages/count_tokens", MESSAGE_TOKENS, (_MESSAGES,), ("messages", "system"), caches=False),
+    Route("/v1/embeddings", POOLING, (_INPUT, _MESSAGES), ("input", "messages")),
+    # vLLM writes a warning to its log for each request that has `/v1` in front of these.
+    Route("/rerank", POOLING, (_RERANKED,), _RERANKED),
+    Route("/v1/rerank", POOLING, (_RERANKED,), _RERANKED, "/rerank"),
+    Route("/v2/rerank", POOLING, (_RERANKED,), _RERANKED, "/rerank"),
+    Route("/score", POOLING, PAIRS, _SIDES),
+    Route("/v1/score", POOLING, PAIRS, _SIDES, "/score"),
+    Route("/tokenize", TOKENS, (_PROMPT, _MESSAGES), _MESSAGES, caches=False),
+    Route("/detokenize", TOKENS, (("tokens",),), caches=False),
 )
+ROUTES = MappingProxyType({route.path: route for route in _ROUTES})
 """Every path that accepts a body; a path that is not listed is not served."""
 
 
