@@ -15,7 +15,8 @@ from appliance.gateway.recorder import Recorder
 from appliance.gateway.reply import ReplyHead, ReplySink
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
-from appliance.serving.client import ReadTimeouts, WorkerAnswer
+from appliance.serving.client import ReadTimeouts
+from appliance.serving.connection import WorkerConnection
 from appliance.serving.error_text import CLIENT_ERROR, SERVER_ERROR, ErrorText, worker_error
 from appliance.serving.pool import WorkerPool
 
@@ -42,7 +43,7 @@ class Relay:
         self._clock = clock
         self._origin = origin
 
-    async def relay_answer(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
+    async def relay_answer(self, exchange: Exchange, answer: WorkerConnection, reply: ReplySink) -> None:
         """Relay an answer to its end; raises ApplianceError if nothing was sent yet."""
         dialect = exchange.call.endpoint.dialect
         if not answer.content_type.startswith("text/event-stream"):
@@ -57,7 +58,7 @@ class Relay:
         except ApplianceError as error:
             await self.end_with_error(exchange, reply, error)
 
-    async def _relay_whole(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
+    async def _relay_whole(self, exchange: Exchange, answer: WorkerConnection, reply: ReplySink) -> None:
         call, dialect = exchange.call, exchange.call.endpoint.dialect
         text = (await self._timeouts.read_all(answer)).decode("utf-8", "replace")
         exchange.answered = self._clock()
@@ -83,7 +84,7 @@ class Relay:
         await self.send_head(exchange, reply, answer.status, "application/json", length=len(body))
         await reply.end(body)
 
-    async def _relay_frames(self, exchange: Exchange, answer: WorkerAnswer, reply: ReplySink) -> None:
+    async def _relay_frames(self, exchange: Exchange, answer: WorkerConnection, reply: ReplySink) -> None:
         """Relay whole frames as they arrive; hold back those that end the stream."""
         buffer, final, done = sse.FrameBuffer(), b"", False
         call, dialect = exchange.call, exchange.call.endpoint.dialect

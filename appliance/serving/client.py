@@ -25,8 +25,7 @@ from appliance.serving.worker import ServedModel, Worker
 OK = 200
 NOT_FOUND = 404
 IDLE_SECONDS = 4.0
-"""Shorter than the 5 s after which a worker closes an idle connection: no request is sent on a closing
-one."""
+"""Less than the 5 s after which a worker closes an idle connection: none is used while it closes."""
 CANARIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "1, 2, 3, 4,", "max_tokens": 8, "temperature": 0},
     "/v1/embeddings": {"input": "1, 2, 3, 4,"},
@@ -34,21 +33,6 @@ CANARIES: dict[str, dict[str, Any]] = {
 }
 """By route: the first is greedy, and long enough for a draft to be verified.  A worker serves the route of
 the one task it was started for."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
-    """A worker's answer whose head has arrived; leaving `forward` closes it and aborts the rest."""
-
-    status: int
-    content_type: str
-    connection: WorkerConnection
-
-    async def read_available(self, seconds: float) -> bytes:
-        """
-        Bytes that have arrived, empty at the end; raises TimeoutError, after which it may be called again.
-        """
-        return await self.connection.read(seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +43,25 @@ class ReadTimeouts:
     """Silence after which the client is sent a keep-alive."""
     silence_seconds: float
 
-    async def read(self, answer: WorkerAnswer, keep_alive: Callable[[], Awaitable[None]]) -> bytes:
+    async def read(self, answer: WorkerConnection, keep_alive: Callable[[], Awaitable[None]]) -> bytes:
         """One network read, empty at the end; raises WorkerTimeoutError if the worker was silent too long."""
         silent = 0.0
         step = min(self.keep_alive_seconds, self.silence_seconds)
         while True:
             try:
-                return await answer.read_available(step)
+                return await answer.read(step)
             except TimeoutError as error:
                 silent += step
                 if silent >= self.silence_seconds:
                     raise self.lost() from error
                 await keep_alive()
 
-    async def read_all(self, answer: WorkerAnswer) -> bytes:
+    async def read_all(self, answer: WorkerConnection) -> bytes:
         """The whole answer; raises WorkerTimeoutError if the worker was silent too long."""
         pieces: list[bytes] = []
         while True:
             try:
-                piece = await answer.read_available(self.silence_seconds)
+                piece = await answer.read(self.silence_seconds)
             except TimeoutError as error:
                 raise self.lost() from error
             if not piece:
@@ -140,9 +124,9 @@ class WorkerClient:
     @asynccontextmanager
     async def forward(
         self, worker: Worker, path: str, body: bytes, headers: dict[str, str], seconds: float
-    ) -> AsyncIterator[WorkerAnswer]:
+    ) -> AsyncIterator[WorkerConnection]:
         """
-        Send a request body to a worker; yields its answer once the head has arrived.
+        Send a request body to a worker; yields its answer once the head has arrived, and aborts what is left.
 
         Raises TimeoutError if no head arrived within `seconds`, WorkerUnreachableError if no connection could
         be opened (the worker has not received the request), WorkerFailedError if the worker closed it early.
@@ -162,7 +146,7 @@ class WorkerClient:
                 connection = await self._connect_again(address, lost)
                 connection.send(request)
                 await connection.read_head(seconds)
-            yield WorkerAnswer(connection.status, connection.content_type, connection)
+            yield connection
         finally:
             if connection.finish():
                 self._keep_idle(worker.url, connection)

@@ -53,7 +53,7 @@ async def _asking(*connections):
 
         async def ask():
             async with client.forward(worker, "/v1/completions", b"body", {}, 5.0) as answer:
-                return answer.status, await answer.read_available(5.0)
+                return answer.status, await answer.read(5.0)
 
         yield ask, scripted
     scripted.server.close()
