@@ -615,13 +615,9 @@ class EgressSettings(Section):
         return control
 
     @model_validator(mode="after")
-    def _an_entry_holds_them(self) -> "EgressSettings":
+    def _are_neither_too_many_nor_too_few(self) -> "EgressSettings":
         if len(self.tcp_targets) + len(self.udp_targets) + len(self.metadata_targets) > MOST_EGRESS_TARGETS:
             raise ValueError(f"at most {MOST_EGRESS_TARGETS} targets together: an audit entry holds no more")
-        return self
-
-    @model_validator(mode="after")
-    def _strict_has_something_to_try(self) -> "EgressSettings":
         if self.mode == "strict" and not (self.tcp_targets or self.udp_targets or self.metadata_targets):
             message = "strict needs targets: without any, no check returns `closed` and no gateway gets ready"
             raise ValueError(message)
@@ -776,14 +772,10 @@ class Settings(Section):
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
-    def _window_holds_a_verdict(self) -> "Settings":
+    def _window_and_spool_have_room(self) -> "Settings":
         if self.monitor.min_drafts > self.monitor.window_drafts:
             message = "monitor.min_drafts is larger than monitor.window_drafts: no verdict would be possible"
             raise ValueError(message)
-        return self
-
-    @model_validator(mode="after")
-    def _a_spool_has_room(self) -> "Settings":
         if self.audit.durability == "spool" and not self.audit.spool_bytes:
             raise ValueError("audit.durability is spool and audit.spool_bytes is 0: give the spool some room")
         return self
