@@ -13,7 +13,7 @@ LOOKUP = (0, 3, 3, 3, 3, 3, 3, 1, 0)
 
 
 class FakeClock:
-    """Seconds that pass when told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

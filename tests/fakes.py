@@ -1,5 +1,5 @@
 """
-Stand-ins that can be told to misbehave: a worker that speaks vLLM's HTTP, a store that stalls.
+Stand-ins that can misbehave on request: a worker that speaks vLLM's HTTP, a store that stalls.
 
 The worker is real HTTP on loopback, so disconnects, half-sent frames and dead sockets are real too.
 """
@@ -106,11 +106,11 @@ class FakeWorker:
     """What the speculation plugin says; None where there is no plugin."""
     plugin_token: str = CONTROL_TOKEN
     puts: list[dict[str, Any]] = field(default_factory=list)
-    """What the plugin was told; what it has in common with `plugin` is in force from then on."""
+    """Commands to the plugin; members of `plugin` take effect at once."""
     steering: SchedulerControl | None = None
     """The real plugin's hooks, which then answer in place of `plugin`."""
     put_status: int = 200
-    """Another than 200 refuses what the plugin is told."""
+    """Any status but 200 refuses commands."""
     bodies: list[bytes] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[CIMultiDictProxy[str]] = field(default_factory=list)
@@ -239,12 +239,12 @@ class FakeWorker:
             await runner.cleanup()
 
     async def metrics_page(self, _request: web.Request) -> web.Response:
-        """Return the metrics page, late if told so."""
+        """The metrics page, after `metrics_seconds`."""
         await asyncio.sleep(self.metrics_seconds)
         return web.Response(text=self.metrics)
 
     async def speculation(self, request: web.Request) -> web.Response:
-        """Answer as the plugin does, to whoever has the token."""
+        """Answer as the plugin does, to callers with the token."""
         if self.plugin is None and self.steering is None:
             return web.json_response({"detail": "Not Found"}, status=404)
         if request.headers.get("Authorization") != f"Bearer {self.plugin_token}":

@@ -39,7 +39,7 @@ class Grower:
         return leaves
 
     def append_behind(self, *contents):
-        """Append behind whatever others added; return what they had, and what was appended."""
+        """Append after entries of others; returns their entries, and those appended."""
         made = []
 
         def make(head, newer):

@@ -37,7 +37,7 @@ class Provider:
     def token(
         self, *, without: tuple[str, ...] = (), header: dict[str, Any] | None = None, **claims: Any
     ) -> str:
-        """A token for this gateway, of tenant `acme` unless told otherwise."""
+        """A token for this gateway, by default of tenant `acme`."""
         now = int(time.time())  # noqa: TID251 - PyJWT has no other clock
         content = {
             "iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "iat": now, "exp": now + 300, "tenant": "acme",

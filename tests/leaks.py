@@ -54,7 +54,7 @@ CONVERSATION = (
     "texts",
     "text",
 )
-"""Members of a body that hold what somebody said."""
+"""Members of a body that contain prompts or completions."""
 ANSWER = {"choices", "output", "content", "delta", "response"}
 """Members of an answer, or of an event of a stream, that hold a completion."""
 COMPLETED = {"content", "text", "delta", "reasoning", "reasoning_content", "thinking", "refusal"} | {

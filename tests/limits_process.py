@@ -1,10 +1,10 @@
 """
-A gateway's limiter in a process of its own, stormed by requests, to be killed.
+A gateway's limiter in a separate process, under a storm of requests, to be killed.
 
     python -m tests.limits_process URL GATEWAY FILE SEED
 
 Requests come for as long as standard input is open; each stays for a while and ends, or is cancelled
-while it waits or while it runs.  Then what is held is given back.  FILE gets one line for each that
+while it waits or while it runs.  Then held limits are released.  FILE gets one line for each that
 was let in and for each that ended, written by one call, so that a kill loses none:
 `NANOSECONDS + NUMBER TOKENS` and `NANOSECONDS - NUMBER TOKENS`, by the clock all processes share.
 """

@@ -1,5 +1,5 @@
 """
-An audit store in memory that can be told to fail; it keeps the same contract as the real ones.
+An audit store in memory that can fail on request; it has the same contract as the real ones.
 """
 
 import threading
@@ -11,7 +11,7 @@ from appliance.errors import AuditEntryError, AuditForkError
 
 
 class MemoryAuditStore:
-    """An audit store in memory; it can be told to fail before or after persisting, or to wait."""
+    """An audit store in memory; it can fail before or after persisting, or wait, on request."""
 
     def __init__(self):
         self.stored = []

@@ -141,7 +141,7 @@ class PrivatePostgres:
         self._end(signal.SIGINT)  # a fast shutdown: sessions are ended, everything is written
 
     def abandon(self) -> None:
-        """End the server without writing what nobody needs any more."""
+        """End the server without writing what is no longer needed."""
         self._end(signal.SIGQUIT)
 
     def _end(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Run make targets one after the other, whatever fails, then print the time and result of each."""
+"""Run make targets one after the other, also after failures, then print the time and result of each."""
 
 import resource
 import subprocess

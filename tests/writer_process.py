@@ -1,5 +1,5 @@
 """
-A gateway's writer in a process of its own, to be killed or to lose its database.
+A gateway's writer in a separate process, to be killed or to lose its database.
 
     python -m tests.writer_process DIRECTORY URL GATEWAY PREFIX
 
@@ -33,7 +33,7 @@ PAUSE_SECONDS = 0.02
 
 
 def open_gateway(directory, store, gateway, clock=time.time, **settings):  # noqa: TID251 - a root of its own
-    """Open the log as the gateway of that name does; each has a sealed head of its own."""
+    """Open the log as the gateway of that name does; each has its own sealed head."""
     given = {"checkpoint_seconds": 0.05, **settings}
     return AuditLog.open(
         store=store,

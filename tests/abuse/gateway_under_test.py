@@ -24,7 +24,7 @@ from tests.fakes import FakeWorker, chat, until
 
 MIB = 2**20
 PATIENT = aiohttp.ClientTimeout(total=60)
-"""For whoever is no attacker and must be served meanwhile."""
+"""The key of an honest client, which must be served during an attack."""
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """
-Whatever the body: a request is answered or refused, in the one shape of an error, and never with a 500.
+The gateway answers or refuses a request with any body; errors have one shape, and never status 500.
 
 Thousands of bodies go straight into the application, hundreds over a real socket.  What is not refused
 reaches a scripted worker, so the whole way there and back is under test.

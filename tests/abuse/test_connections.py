@@ -20,7 +20,7 @@ from tests.fakes import FakeWorker, chat, until
 
 IDLE = 10_000
 SPARE_FILES = 1000
-"""What both processes need beside the connections of a storm."""
+"""Open files that both processes need in addition to the connections of a storm."""
 DRIP_SECONDS = 0.2
 SHARED = pytest.mark.asyncio(loop_scope="module")
 """The loop of the worker behind the gateway that tests share."""
@@ -79,7 +79,7 @@ def pour(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
     return sent
 
 
-async def test_ten_thousand_idle_connections_cost_little_and_keep_nobody_out(start):
+async def test_ten_thousand_idle_connections_cost_little_and_block_no_client(start):
     """Also where there may be no more; and what the first ten thousand took is used again by the second."""
     allow_open_files(IDLE + SPARE_FILES)
     gateway = await start(FakeWorker(), max_connections=IDLE)
@@ -118,7 +118,7 @@ async def test_client_that_sends_byte_by_byte_is_disconnected(gateway, part: str
         f"{slow - len(said)} of {slow} were still served after {time.monotonic() - started:.0f} s"
     )
     assert gateway.resident_bytes - before < 64 * MIB
-    assert len(gateway.worker.bodies) == asked + 1, "a worker was asked by somebody who asked nothing"
+    assert len(gateway.worker.bodies) == asked + 1, "the worker received a request that no client sent"
     await gateway.serves_others()
 
 
@@ -157,7 +157,7 @@ async def test_gateway_cuts_off_a_head_without_end(gateway, beginning: tuple[byt
     close_all(connections)
     assert gateway.peak_bytes - before < 64 * MIB
     # What the gateway does not read stays in the kernel's buffers, a few megabytes of each connection.
-    assert most < 128 * MIB, "it went on reading"
+    assert most < 128 * MIB, "it continued to read"
     await gateway.serves_others()
 
 
@@ -189,7 +189,7 @@ async def test_gateway_cuts_off_a_body_without_end(gateway, body: tuple[int | No
     most = max(await taken)
     close_all(connections)
     assert gateway.peak_bytes - before < 64 * MIB
-    assert most < 512 * MIB, "it went on reading"
+    assert most < 512 * MIB, "it continued to read"
     await gateway.serves_others()
 
 

@@ -34,7 +34,7 @@ async def test_fifty_that_leave_at_once_stop_fifty_generations(start, stream: bo
     ends = await gateway.outcomes(CROWD)
     assert [end["outcome"] for end in ends] == ["client_gone"] * CROWD
     assert all(end["tokens_estimated"] for end in ends)
-    # Of a plain answer the worker says nothing before its end, so nobody outside of it knows how far it was.
+    # The worker sends nothing of a plain answer before its end, so its progress cannot be observed.
     assert all((end["completion_tokens"] > 0) == stream for end in ends)
     worker.pieces, worker.pause_seconds = ["x"], 0.0
     # The scripted worker shares this process, and may have been too busy to be looked at.

@@ -1,7 +1,7 @@
 """
 The search at the end of a run finds what was written where it must not be.
 
-Whatever these tests plant lies outside of the directory that is searched when they are over.
+These tests write their leaks outside of the directory that is searched when they are over.
 """
 
 import json
@@ -45,7 +45,7 @@ def test_a_key_in_a_log_is_found_with_file_and_line(elsewhere: Path):
 
 
 def test_a_bearer_token_is_found_by_its_form(elsewhere: Path):
-    """As it stands in an Authorization header."""
+    """As in an Authorization header."""
     token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJkb2N0b3IifQ.c2lnbmF0dXJlLW9mLWl0"
     (elsewhere / "log").write_text(f"\n\nBearer {token}")
     assert search(elsewhere, {PROMPT}) == [("./log:3", token)]
@@ -270,7 +270,7 @@ def test_a_run_that_selects_nothing_is_searched(elsewhere: Path):
     assert failed.keys() == {f"test_nothing_is_written[{SHARED}]"}, printed
 
 
-def test_a_test_process_that_crashes_is_said_and_searched(elsewhere: Path):
+def test_a_test_process_that_crashes_is_reported_and_searched(elsewhere: Path):
     """With the traffic of its tests until then."""
     crash = "\ndef test_fourth():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     status, printed, failed = run(elsewhere, LEAKING + crash, "-n", "1", "--max-worker-restart=0")

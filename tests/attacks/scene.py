@@ -68,7 +68,7 @@ class Scene:
         self.engine: Engine = create_engine(self.installation.database_url)
 
     def close(self) -> None:
-        """Give back every connection."""
+        """Release every connection."""
         self.engine.dispose()
 
     @property

@@ -85,7 +85,7 @@ def test_no_observer_reports_an_unattacked_log(past):
 
 
 def test_every_log_forged_with_the_stolen_key_is_valid_by_itself(past):
-    """It verifies, starts and goes on: ONLY a checkpoint held elsewhere, or a witness, shows it."""
+    """It verifies, starts and continues: ONLY a checkpoint held elsewhere, or a witness, shows it."""
     forged = past("forged")
     _attempt(attackers.rebuild_everything, forged)
     assert auditor(forged.scene, "alone") is None

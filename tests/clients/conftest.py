@@ -75,8 +75,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "APPLIANCE_WORKER__EXTRA_ARGUMENTS": json.dumps(["--structured-outputs-config", COMPACT]),
             # Its other way of holding a model to a tool's schema knows nothing of `COMPACT`.
             "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
-            # Steered, a worker may change between two requests how many tokens it drafts, and with the
-            # shape of its steps the rounding.
+            # Under control a worker may draft another number of tokens for each request, which changes
+            # the shape of its steps and so the rounding.
             "APPLIANCE_MONITOR__CONTROL": "observe",
         }
         process = stack.enter_context(ApplianceProcess("up", data=directory / "up", environment=settings))

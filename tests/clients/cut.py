@@ -62,7 +62,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _without_prose(schema: Any) -> Any:
-    """A member that is a schema of its own is never prose, whatever its name."""
+    """A member that is a schema is never prose, also if its name suggests it."""
     if isinstance(schema, dict):
         return {
             name: _without_prose(value)

@@ -86,7 +86,7 @@ class Tap:
             leaks.hear_answer(exchange.body)
 
     def exchanges(self) -> list[Exchange]:
-        """Everything said so far, in the order of the connections."""
+        """All traffic so far, in the order of the connections."""
         return [exchange for connection in self._connections for exchange in _parse(connection)]
 
     async def _listen(self) -> asyncio.Server:

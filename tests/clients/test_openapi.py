@@ -1,7 +1,7 @@
 """
 Our own OpenAPI document against the running appliance: schemathesis asks what it allows and what it does not.
 
-Runs after the clients, in the order of the files' names: it makes tenants and orders as it pleases.
+Runs after the clients, in the order of the files' names: it creates arbitrary tenants and overrides.
 """
 
 import json

@@ -22,7 +22,7 @@ def sqlite_url(tmp_path):
 
 @pytest.fixture
 def postgres_url(postgres):
-    """A database of its own with the log's tables, without entries."""
+    """A new database with the log's tables, without entries."""
     url = postgres.new_database()
     upgrade_database(url)
     return url

@@ -49,7 +49,7 @@ def _exit_code(store, directory, export, held):
 async def test_a_log_is_the_same_after_moving_to_postgresql_and_back(
     written, postgres, tmp_path, open_store, execute
 ):
-    """Receipts and checkpoints from before verify, payloads are there, and the log goes on."""
+    """Receipts and checkpoints from before verify, payloads are there, and the log continues."""
     directory, url = written
     execute(
         url,

@@ -63,7 +63,7 @@ def test_a_writer_with_the_right_size_and_another_root_is_refused(store):
 
 
 def test_a_request_cannot_be_recorded_twice(store):
-    """A second intent or outcome changes nothing, and neither do the leaves beside it."""
+    """A second intent or outcome changes nothing, and neither do the leaves next to it."""
     grower = Grower(store)
     grower.append((INTENT, "a"), (OUTCOME, "a"))
     for kind in (INTENT, OUTCOME):
@@ -148,7 +148,7 @@ def test_append_that_refuses_newer_entries_changes_nothing(store):
 
 
 def test_a_request_cannot_be_recorded_twice_behind_others_either(store):
-    """The refusal names the entry, not the log, so the writer goes on."""
+    """The refusal names the entry, not the log, so the writer continues."""
     first, second = Grower(store), Grower(store)
     first.append((INTENT, "a"))
     with pytest.raises(AuditEntryError):
@@ -157,7 +157,7 @@ def test_a_request_cannot_be_recorded_twice_behind_others_either(store):
 
 
 def test_gateways_are_seen(store):
-    """Each says when it was last alive; all of them are told of all."""
+    """Each records when it was last alive; every gateway sees all of them."""
     assert store.writers() == {}
     assert store.beat("one", 10.0) == {"one": 10.0}
     store.beat("two", 11.5)

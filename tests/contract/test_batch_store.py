@@ -112,7 +112,7 @@ def test_outputs_are_known_with_the_end_of_their_batch_or_not_at_all(gateways):
     assert one.move("batch_1", Status.COMPLETED, 3, outputs=[output], output_file_id="file-2")
     assert two.file("acme", "file-2") == output
     assert two.batch("acme", "batch_1").output_file_id == "file-2"
-    # Once more, as after a crash: nothing is there twice.
+    # Repeated, as after a crash: nothing is there twice.
     assert not one.move("batch_1", Status.COMPLETED, 3, outputs=[output])
 
 
@@ -153,7 +153,7 @@ def test_uploads_of_one_tenant_at_the_same_time_keep_its_bound(gateways):
 
 
 def test_lists_go_by_id_from_a_cursor_on(gateways):
-    """Newest first or oldest first; one more than asked for tells that there are more."""
+    """Newest first or oldest first; one more than requested shows that there are more."""
     one, _ = gateways
     for number in range(5):
         one.add_file(replace(FILE, file_id=f"file-{number}"), PLENTY)

@@ -87,7 +87,7 @@ async def test_tables_and_rights_are_made_in_one_step(appliance, directory, post
 
 
 def test_a_file_has_no_roles(appliance, tmp_path):
-    """Rights are refused where nobody could hold them, before anything is made."""
+    """A database without roles refuses rights before it creates anything."""
     url = f"sqlite:///{tmp_path / 'log.db'}"
     code, _, complaint = appliance("audit", "upgrade-database", "--url", url, "--grant-to", "gateway")
     assert (code, "leave --grant-to out" in complaint) == (1, True)

@@ -16,7 +16,7 @@ NEXT_DOOR = {
     "APPLIANCE_EGRESS__METADATA_TARGETS": json.dumps(["127.0.0.1:9"]),
     "APPLIANCE_EGRESS__CANARY_NAME": "null",
 }
-"""Nothing outside this machine is tried by a test: only a port of its own where nobody listens."""
+"""The tests try no address outside this machine, only one of its ports without a listener."""
 
 
 async def test_two_gateways_on_one_log_attest_each_for_themselves(postgres, tmp_path):

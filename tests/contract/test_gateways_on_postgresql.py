@@ -81,7 +81,7 @@ async def two_gateways(directory, database_url, worker_url, **environment):
 
 
 async def command(gateway, url, *words):
-    """Run a command beside the running gateways; what it printed."""
+    """Run a command while the gateways run; returns its output."""
     environment = {"APPLIANCE_AUDIT__DATABASE_URL": url}
     done = await asyncio.to_thread(run_command, *words, "--data", gateway.directory, **environment)
     assert done.returncode == 0, done.stderr

@@ -105,7 +105,7 @@ def most_at_once(let):
 
 
 def test_a_storm_on_two_gateways_one_of_them_killed_never_exceeds_a_limit(url, open_store, tmp_path):
-    """Clients leave in the middle of everything; afterwards nothing is held by anybody."""
+    """Clients disconnect at any point; afterwards no slot is held."""
     open_store(url)
     processes = [LimitsProcess(url, name, tmp_path / name, seed) for seed, name in enumerate(["one", "two"])]
     for process in processes:

@@ -98,7 +98,7 @@ class Pair:
         )
 
     async def held(self, count):
-        """A storm in which nobody is answered before all others are refused; how they ended."""
+        """A storm in which the first answer is sent after all refusals; returns the outcomes."""
         self.worker.freed, seed = asyncio.Event(), len(self.worker.bodies)
         asking = [
             asyncio.create_task(self.ask(number, stream=number % 4 > 1, seed=seed)) for number in range(count)
@@ -168,8 +168,8 @@ async def test_of_two_hundred_requests_at_once_exactly_as_many_pass_as_the_limit
     }
 
 
-async def test_as_many_are_under_way_as_may_and_all_places_come_back(pair):
-    """Of clients that left as of those that stayed, at whatever moment they did."""
+async def test_all_slots_are_used_and_all_are_released(pair):
+    """Of clients that disconnected at any moment, and of those that stayed."""
     await pair.limit(requests_per_minute=100_000, concurrent_requests=20)
     assert await pair.held(200) == {OK: 20, REFUSED: 180}, pair.failures
     pair.worker.freed.clear()
@@ -196,7 +196,7 @@ async def test_a_killed_gateways_places_come_back_when_its_lease_runs_out(pair):
 
 
 async def test_every_answer_names_the_remaining_limit(pair):
-    """Also errors, streams and lists; nobody learns anything without a key."""
+    """Also errors, streams and lists; without a key an answer has no limits."""
     await pair.limit(requests_per_minute=1000, tokens_per_day=50_000)
     gateway = pair.gateways[0]
     chats = [CHAT, {**CHAT, "stream": True}, {**CHAT, "model": "none"}, {"model": "demo"}]
@@ -218,7 +218,7 @@ async def test_every_answer_names_the_remaining_limit(pair):
 
 
 async def test_budget_is_charged_actual_use_and_survives_a_kill(pair):
-    """The estimate is reserved, the true count is kept, and a restart gives nobody a fresh day."""
+    """The estimate is reserved, the true count is kept, and a restart resets no daily budget."""
     await pair.limit(tokens_per_day=10_000)
     assert set(await pair.storm(40)) == {OK}
     async with asyncio.timeout(PATIENCE_SECONDS):

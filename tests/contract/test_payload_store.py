@@ -83,7 +83,7 @@ def test_a_log_without_holds_has_none(payloads):
 
 
 def test_a_database_that_fails_is_an_error_of_ours(payloads, execute, url):
-    """One line, whatever was asked."""
+    """One line, for every kind of question."""
     execute(url, "ALTER TABLE audit_payloads RENAME TO elsewhere")
     for call in (
         lambda: payloads.add([payload(0)]),

@@ -36,7 +36,7 @@ def _failure(engine, statement):
 
 
 def test_a_statement_that_takes_too_long_is_an_error_in_words(engine):
-    """The server ends it and says why; the connection goes on."""
+    """The server ends the statement with a reason; the connection stays usable."""
     assert "statement timeout" in _failure(engine, "SELECT pg_sleep(30)")
     with engine.begin() as connection:
         assert connection.scalar(text("SELECT 1")) == 1
@@ -181,7 +181,7 @@ def test_a_gateway_ends_with_one_line_on_a_database_of_another_encoding(other_en
 
 
 def test_a_database_that_was_exchanged_for_one_of_another_encoding_is_an_outage(postgres):
-    """A gateway that runs refuses to record, as without any, and goes on once the right one is back."""
+    """A gateway that runs refuses to record, as without any, and resumes once the right one is back."""
     url = postgres.new_database()
     name = url.rpartition("/")[2]
     engine = open_database(url, busy_seconds=BUSY_SECONDS)

@@ -1,4 +1,4 @@
-"""Two real gateways on one database: what one is told, both do, without a restart."""
+"""Two real gateways on one database: both apply a change made at one of them, without a restart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""One suite for samples beside kept content on SQLite and on a real PostgreSQL, erasures included."""
+"""One suite for samples next to stored content on SQLite and on a real PostgreSQL, erasures included."""
 
 import random
 import threading
@@ -143,7 +143,7 @@ def test_an_erasure_waits_for_a_sample_that_is_just_being_kept(postgres_url):
 
 
 def test_two_that_keep_a_sample_at_once_agree_on_one(samples, url):
-    """Neither is told of an error."""
+    """Neither gets an error."""
     with closing(SqlSampleStore(url)) as other:
         for number in range(ROUNDS):
             request = keep(samples, number)

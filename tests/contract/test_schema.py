@@ -48,7 +48,7 @@ CREATE TABLE control_lease (
 INSERT INTO control_lease VALUES ('control', 'somebody', 1.5, 3);
 INSERT INTO audit_schema VALUES (1);
 """
-"""What the first release made of a new file, with the lease beside it."""
+"""What the first release made of a new file, with the lease next to it."""
 
 
 def _everything():
@@ -62,7 +62,7 @@ def _everything():
 
 
 def test_migrations_create_the_declared_tables(url, open_store):
-    """No table, column, type or index is missing, or there without anybody using it."""
+    """No table, column, type or index is missing or unused."""
     open_store(url)
     engine = create_engine(url)
     with engine.connect() as connection:
@@ -84,7 +84,7 @@ def test_the_program_knows_every_step_there_is():
 
 
 def test_a_log_from_before_migrations_is_adopted_without_loss(sqlite_url, tmp_path, open_store):
-    """Entries, checkpoints and what else was in the file are as they were, and it goes on."""
+    """Entries, checkpoints and other contents of the file are unchanged, and it stays usable."""
     with sqlite3.connect(tmp_path / "audit.db") as old:
         old.executescript(BEFORE_MIGRATIONS)
         tree = CompactRange()

@@ -30,7 +30,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def gateway(directory, postgres_url, open_store):
-    """Open the log as a gateway of that name, with a store of its own."""
+    """Open the log as a gateway of that name, with its own store."""
 
     def open_(name, **settings):
         return open_gateway(directory, open_store(postgres_url), name, **settings)

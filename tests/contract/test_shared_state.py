@@ -1,4 +1,4 @@
-"""What gateways share beside the log: who steers the workers, and what an operator ordered."""
+"""State that gateways share besides the log: who controls the workers, and the overrides of operators."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ def holder(url, open_store):
 
 
 async def test_one_of_several_holds_the_lease_and_the_next_one_has_a_larger_number(holder):
-    """Held, released, expired: never two at once, and of two orders the newer can be told."""
+    """Held, released, expired: never two holders at once, and the newer of two overrides is known."""
     one, two, three = holder("one"), holder("two"), holder("three")
     held = await asyncio.gather(one.hold(), two.hold(), three.hold())
     assert sum(held) == 1

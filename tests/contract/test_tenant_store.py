@@ -52,7 +52,7 @@ def test_new_store_has_no_tenants(store):
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TENANTS)
 def test_tenants_survive_write_read_export_and_import(store, tenants):
-    """Policy, limits, keys and what happened to them, from whatever was there before."""
+    """Policy, limits, keys and their history, from any state before."""
     before = store.read()
     written = store.write(before, tenants)
     assert written == Roster(generation=before.generation + 1, tenants=tenants)

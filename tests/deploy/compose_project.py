@@ -106,7 +106,7 @@ class ComposeProject:
 def compose_project(
     images: Images, profile: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[ComposeProject]:
-    """A project to be brought up, with secrets of its own; removed with all it wrote, after a search."""
+    """A project to be brought up, with its own secrets; removed with its files, after a search for leaks."""
     engine = images.engine
     secrets = engine.directory / f"secrets-{profile}"
     engine.run("sh", ROOT / "deploy" / "compose" / "secrets.sh", secrets)

@@ -1,5 +1,5 @@
 """
-A container engine of the tests' own, in a network of its own, with a machine outside next to it.
+A separate container engine for the tests, in its own network, next to a machine outside of it.
 
     outside (198.51.100.2) ──── engine (198.51.100.1): dockerd, its bridges, its containers
 
@@ -63,7 +63,7 @@ class ContainerEngine:
 
     def __init__(self, directory: Path, socket: Path, names: tuple[str, str], outside_log: Path) -> None:
         self.directory = directory
-        """For whatever belongs to this engine; removed with it."""
+        """For files of this engine; removed with it."""
         self._names = names
         self._outside_log = outside_log
         self._marks: set[str] = set()

@@ -193,7 +193,7 @@ async def live(directory: Path) -> dict[str, Any]:
                         if line.startswith("demo tenant key")
                     )
                 body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
-                # What it says is nobody's business here: a run writes down no completion.
+                # Its output is discarded: a run stores no completion.
                 report[f"{start} chat"], _ = await asyncio.to_thread(ask, "/v1/chat/completions", key, body)
                 report["alive"] = await asyncio.to_thread(ask, "/healthz")
             report[f"{start} exit"] = process.returncode

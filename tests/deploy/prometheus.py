@@ -36,7 +36,7 @@ class Prometheus:
         return answer["data"]
 
     def now(self, expr: str) -> list[float]:
-        """The values of an expression now, those left out that are no number."""
+        """The current values of an expression, without those that are not numbers."""
         found = self.ask("query", query=expr)["result"]
         return _numbers(sample["value"][1] for sample in found)
 
@@ -58,7 +58,7 @@ def _numbers(values: Iterator[str]) -> list[float]:
 
 def hurried_rules(directory: Path) -> Path:
     """
-    Copies of the rules for a test that lasts minutes: whatever has to last longer than a second need not.
+    Copies of the rules for a test that lasts minutes: durations over a second are dropped.
 
     Expressions are as they are shipped; `test_monitoring_alerts` judges the times.
     """

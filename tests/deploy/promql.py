@@ -12,7 +12,7 @@ import promql_parser as promql
 
 Labels = frozenset[str]
 TARGET = frozenset({"namespace", "job", "instance"})
-"""What Prometheus adds to whatever it reads; the namespace only in Kubernetes, elsewhere it is empty."""
+"""Labels that Prometheus adds to every series; outside of Kubernetes the namespace is empty."""
 SUBSTITUTES = {
     "$__rate_interval": "1m",
     "$__interval": "15s",
@@ -32,7 +32,7 @@ def filled_in(expr: str, interval: str = "1m") -> str:
     for name, value in {**SUBSTITUTES, "$__rate_interval": interval}.items():
         expr = expr.replace(name, value)
     if "$" in expr:
-        raise QueryError(f"a variable nobody fills in: {expr}")
+        raise QueryError(f"an unknown variable: {expr}")
     return expr
 
 

@@ -193,7 +193,7 @@ def test_lost_registry_is_one_error_line_and_the_next_run_resumes(registry, work
 
 
 def test_a_registry_that_asks_for_a_name_gets_one(tmp_path, registry, workshop, bundle):
-    """Without credentials the error says so."""
+    """Without credentials the error names them."""
     closed = RunningRegistry(tmp_path / "closed", asks_for_a_name=True)
     with closed.running():
         with pytest.raises(BundleStorageError, match="requires a user name and password"):
@@ -283,9 +283,9 @@ class TestEngine:
         with pytest.raises(BundleStorageError, match="cannot list the images of no-such-engine") as caught:
             load(workshop, bundle, Targets(engine=Engine(command=["no-such-engine"], machine="x86_64")))
         assert "\n" not in str(caught.value)
-        nobody = Engine(command=["/usr/bin/docker", "--host", "unix:///nonexistent"], machine="x86_64")
+        unreachable = Engine(command=["/usr/bin/docker", "--host", "unix:///nonexistent"], machine="x86_64")
         with pytest.raises(BundleStorageError, match="did not load"):
-            load(workshop, bundle, Targets(engine=nobody))
+            load(workshop, bundle, Targets(engine=unreachable))
 
 
 @pytest.mark.parametrize("form", ["oci-archive", "docker-archive", "oci"])
@@ -378,7 +378,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk
 
 
 def test_disk_full_during_load_is_one_error_line_and_load_resumes(small_disk, workshop, monkeypatch):
-    """Someone else took the room that was there when it was counted."""
+    """Another process used the free space after it was counted."""
     targets = Targets(models=small_disk / "models")
     load(workshop, workshop.build(), targets)
     current = small_disk / "models" / "demo" / "target" / "current"

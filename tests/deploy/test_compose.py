@@ -32,7 +32,7 @@ COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
 PROFILES = ("demo", "gpu", "postgres", "monitoring", "dashboards")
 DOORS = {"ingress": "127.0.0.1", "dashboards": "127.0.0.1"}
-"""Services that are published, and where unless told otherwise."""
+"""Published services, and their default ports."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
 
@@ -145,7 +145,7 @@ def test_workers_get_the_offline_environment():
 
 
 @pytest.mark.parametrize("name", ["gateway", "worker-demo", "worker-gpu"])
-def test_the_settings_beside_it_are_settings(name):
+def test_the_settings_next_to_it_are_settings(name):
     """They are accepted, and agree with the ports, volumes and secrets of the file."""
     settings = load_settings(AT / "compose" / f"{name}.yaml")
     assert str(settings.data.directory) == "/var/lib/appliance"

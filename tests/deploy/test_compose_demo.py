@@ -143,7 +143,7 @@ def test_only_the_ingress_port_is_published(demo):
 
 
 def test_an_ordinary_container_gets_out(demo):
-    """The positive control: whatever fails elsewhere works here, so it is the networks that make it fail."""
+    """The positive control: what fails elsewhere works here, so the networks are the cause."""
     run = ("run", "--detach", "--rm", "--entrypoint=/opt/appliance/bin/python")
     sleep = "import time; time.sleep(600)"
     container = demo.engine.docker(*run, demo.environment["GATEWAY_IMAGE"], "-c", sleep)

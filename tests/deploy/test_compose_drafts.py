@@ -48,7 +48,7 @@ if does.get("hangs"):
 sys.stdout.write(does.get("prints", ""))
 sys.exit(does.get("code", 0))
 """
-"""A stand-in for the command, which says what it is told to; the real ones are tried where they are."""
+"""A stand-in for the command with a given output; the real commands have their own tests."""
 WELL = {
     "harvest": {"prints": f"data set    {DATASET}\nsamples     3, 90 tokens\n"},
     "train": {

@@ -24,7 +24,7 @@ VALUES = {
         "payloadMasterKey": {"existingSecret": "payload-master-key"},
     },
     "gateway": {"drainSeconds": 5},
-    # The namespace it runs in is empty, so the check would find every way closed; it has tests of its own.
+    # The namespace it runs in is empty, so the check would find all egress closed; it has its own tests.
     "settings": {"egress": {"mode": "off"}},
     "models": [{"name": "demo-coder", "device": "cpu", "target": {"claimName": "weights"}}],
 }

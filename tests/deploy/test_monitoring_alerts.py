@@ -19,7 +19,7 @@ from tests.deploy.monitoring_files import RECORDING, RULES, alerts, groups, tool
 HOUR = 60
 """In minutes."""
 LONG, COARSE = 400, 10
-"""Stories that go on for longer, in minutes, are judged every so many minutes only, and seen then."""
+"""Stories longer than this, in minutes, are evaluated at this interval only."""
 GATEWAY = 'job="appliance-gateway",instance="g1:8080"'
 WORKER = 'job="appliance-worker",instance="w1:8000"'
 OTHER_RELEASE = 'namespace="b",job="other-gateway",instance="g9:8080"'
@@ -88,7 +88,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceAcceptanceCollapsed",
-        story="a collapse that is over at once wakes nobody",
+        story="a collapse that is over at once does not page",
         series={
             g("appliance_control_acting"): "1x30",
             g("appliance_speculation_collapsed", **W1): "0x4 1 0x10",
@@ -97,7 +97,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceAcceptanceCollapsed",
-        story="a gateway that steers no more knows nothing of it",
+        story="a gateway that no longer controls it does not report it",
         series={
             g("appliance_control_acting"): "0x30",
             g("appliance_speculation_collapsed", **W1): "1x30",
@@ -125,7 +125,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceSpeculationNotPaying",
-        story="a collapse has an alert of its own",
+        story="a collapse has its own alert",
         series={
             g("appliance_speculation_mode", **W1, mode="target_only"): "1x140",
             g("appliance_speculation_collapsed", **W1): "1x140",
@@ -231,7 +231,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceNoWorker",
-        story="a release without any stands beside one that has them",
+        story="a release without any next to one that has them",
         series={
             g("appliance_build_info"): "1x9 stale",
             other("appliance_build_info"): "1x30",
@@ -302,7 +302,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceWorkerDown",
-        story="a rollout starts every worker anew, one after the other",
+        story="a rollout restarts every worker, one after the other",
         series={
             g("appliance_worker_up", worker="w1"): "1x20 stale",
             g("appliance_worker_up", worker="w2"): "1x26 stale",
@@ -315,7 +315,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceWorkerDown",
-        story="workers of another release do not stand in, whatever they are called",
+        story="workers of another release do not count, with any name",
         series={
             g("appliance_worker_up", worker="w1"): "1x4 0x10 1x10",
             other("appliance_worker_up", worker="w1"): "1x30",
@@ -587,7 +587,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceDiskFillsUp",
-        story="a gigabyte in six hours, until somebody makes room",
+        story="a gigabyte in six hours, until an operator makes room",
         series={
             g("appliance_audit_disk_free_bytes", disk="database"):
                 "10000000000x400 10000000000-3000000x700 50000000000x500"
@@ -596,7 +596,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceDiskFillsUp",
-        story="a disk of which nothing is used",
+        story="a disk without use",
         series={g("appliance_audit_disk_free_bytes", disk="database"): "10000000000x800"},
         quiet=700,
     ),

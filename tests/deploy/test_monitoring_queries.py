@@ -102,7 +102,7 @@ def test_variables_are_filled_from_labels_that_exist(page: dict[str, Any]):
         ("appliance_worker_up / appliance_queue_requests", "never match"),
         ("histogram_quantile(0.9, sum(rate(appliance_request_seconds_bucket[5m])))", "no label le"),
         ("rate(vllm:num_drafts_total[5m])", "there is no metric"),
-        ('appliance_worker_up{worker=~"$pod"}', "a variable nobody fills in"),
+        ('appliance_worker_up{worker=~"$pod"}', "an unknown variable"),
     ],
 )
 def test_query_for_an_unknown_metric_is_refused(query: str, reason: str):

@@ -39,7 +39,7 @@ FAULTS = {
 }
 """Neither the log nor SQLite treats the two errors differently, so each comes in one of the two ways."""
 LOG_FILES = r"audit\.(?:db|head)[^\"/>,)]*"
-"""The database with all SQLite keeps beside it, and the sealed head."""
+"""The database with SQLite's files next to it, and the sealed head."""
 SPOOL_FILES = r"spool(?:/\d+\.spool)?"
 
 

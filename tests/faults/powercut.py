@@ -138,7 +138,7 @@ class Disk:
                 self.durable[path] = content
 
     def after_power_cut(self, chance: Random | None = None) -> dict[str, bytes]:
-        """Return the files that are left; of what was not synced, nothing, or whatever `chance` picks."""
+        """The files after a power cut; of unsynced data nothing, or what `chance` picks."""
         left = dict(self.durable)
         if chance is None:
             return left
@@ -164,7 +164,7 @@ def _rename(files: dict[str, bytes], renamed: list[tuple[str, str]]) -> None:
 
 
 def _mixed(old: bytes, new: bytes, chance: Random) -> bytes:
-    """Return a file of which some sectors are old and some new."""
+    """A file with some old and some new sectors."""
     length = max(len(old), len(new)) if chance.random() < 0.5 else len(new)
     old, new = old.ljust(length, b"\0"), new.ljust(length, b"\0")
     parts = []

@@ -1,5 +1,5 @@
 """
-Whatever call of the writer fails or is its last: what it acknowledged is in the log, and the log is valid.
+If any call of the writer fails or is its last: the log is valid and has what the writer acknowledged.
 """
 
 import shutil

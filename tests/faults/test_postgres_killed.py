@@ -65,7 +65,7 @@ def test_acknowledged_entries_survive_a_killed_database(server, tmp_path, gatewa
         server.start()
     for writer in writers:
         writer.wait_for(len(writer.acknowledged) + ENTRIES)
-    # Once more after the last kill everything works, and closing ends what is open.
+    # After the last kill everything works again, and closing ends open requests.
     assert [writer.close() for writer in writers] == [(0, "")] * gateways
 
     store = SqlAuditStore(url)

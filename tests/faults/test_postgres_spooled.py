@@ -1,7 +1,7 @@
 """
 PostgreSQL goes away under two gateways that spool, and comes back.
 
-The promise: both go on, and the one log they share has every entry of both in the end, each once.
+The promise: both continue, and in the end their shared log has every entry of both, each once.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ from tests.faults.injection import Run, judge
 from tests.faults.powercut import STRACE, Disk, parse_trace
 
 CHANCES = 2
-"""Random remains of unsynced writes that are tried at each moment, beside none at all."""
+"""Random remains of unsynced writes that are tried at each moment, in addition to none."""
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def fill(directory: Path, _hold: Callable[[], None]) -> None:
 
 
 def spool(directory: Path, hold: Callable[[], None]) -> None:
-    """Go on recording while the database takes nothing, and end without ever reaching it again."""
+    """Continue to record while the database fails, and end before it works again."""
     store = open_store(directory)
 
     async def spool_() -> None:
@@ -237,7 +237,7 @@ def serve() -> None:
         else:
             child = os.fork()
             if child == 0:
-                # As a killed process would: nothing is tidied up on the way out.
+                # As a killed process would: without any cleanup.
                 os._exit(_run(task, hold))
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         tell(ended=status)

@@ -1,7 +1,7 @@
 """
 The whole gateway on a real socket, with a real audit log, in front of scripted workers.
 
-Whatever a test does, it ends by closing the log, exporting it and running the auditor's verifier.
+Every test ends by closing the log, exporting it and running the auditor's verifier.
 """
 
 import asyncio

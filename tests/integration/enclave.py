@@ -28,7 +28,7 @@ from tests import leaks
 GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1
 """`SIOCGIFFLAGS`, `SIOCSIFFLAGS` and `IFF_UP` of `linux/sockios.h` and `linux/if.h`."""
 OUTSIDE = ("192.0.2.1", 443)
-"""An address that nobody has (RFC 5737)."""
+"""An address that no host has (RFC 5737)."""
 MODEL = "demo-coder"
 TURN = {"role": "user", "content": "Write a Python function `read_chart`."}
 IMAGE = "http://outside.example/cat.png"

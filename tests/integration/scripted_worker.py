@@ -1,5 +1,5 @@
 """
-A scripted worker in a process of its own, so that it can be killed as a machine dies.
+A scripted worker in a separate process, so that it can be killed as a machine dies.
 
     python -m tests.integration.scripted_worker '{"pause_seconds": 0.05}'
 
@@ -57,7 +57,7 @@ class ScriptedProcess:
             await self._process.wait()
 
     async def kill(self) -> None:
-        """End it at once, without a word to anybody."""
+        """End it at once, without closing connections."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()

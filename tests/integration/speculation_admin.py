@@ -81,7 +81,7 @@ def complete(appliance: ApplianceProcess, headers: dict | None = None, **fields:
 
 
 def metric(appliance: ApplianceProcess, name: str, **labels: str) -> float:
-    """The sum of the series with these labels, of which there is one at least once something is counted."""
+    """The sum of the series with these labels; there is at least one after the first count."""
     with urllib.request.urlopen(appliance.url + "/metrics", timeout=30) as response:
         page = response.read().decode()
     return sum(

@@ -2,7 +2,7 @@
 A real writer process is killed in the middle of its work, again and again; and readers leave a trace.
 
 The promises: every entry whose append returned is in the log, and an auditor finds the log valid;
-whoever reads the log of a running gateway is recorded in it, by the gateway or beside it.
+each read of the log of a running gateway is recorded, by the gateway or by the command.
 Run with `child` as first argument, this file is that writer.
 """
 

@@ -253,7 +253,7 @@ def test_the_verifier_runs_alone(small):
 
 
 def test_every_byte_of_a_small_log_counts(small):
-    """Flipped three ways, left out or added: each byte of every file of the export is refused."""
+    """Each byte of every file of the export, flipped in three ways, removed or added, is refused."""
     files = _files(small)
     size = sum(path.stat().st_size for path in files)
     count, unnoticed = _mutate_all(small, [str(small.export), "--key", small.vkey], files)

@@ -160,7 +160,7 @@ async def running(data: Path, **settings: str) -> AsyncIterator[Appliance]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def appliance(tmp_path_factory) -> AsyncIterator[Appliance]:
-    """The gateway of all tests; each has a tenant of its own."""
+    """The gateway of all tests; each test has its own tenant."""
     settings = {
         "APPLIANCE_BATCH__MAX_FILE_BYTES": "200000",
         "APPLIANCE_API__MAX_BODY_BYTES": "20000",

@@ -1,7 +1,7 @@
 """
 Promises of a gateway towards clients that do not behave, on real sockets.
 
-The clocks are short here; each look at the connections comes once a second.
+The clocks are short here; connections are checked once a second.
 """
 
 import asyncio

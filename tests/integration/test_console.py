@@ -161,7 +161,7 @@ def test_operators_log_in_and_see_workers_live(browser, site):
     log_in(browser, site)
     browser.wait_for("2 workers", "[data-status]")
     browser.wait_for("speculative", "tbody")
-    # The draft that is never right is found out while the page is open; nobody reloads it.
+    # The monitor detects the useless draft while the page is open; the page is not reloaded.
     browser.driver.execute_script("window.stayed = true")
     browser.find("path.length")
     drawn = browser.drawing("path.length")

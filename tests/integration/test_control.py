@@ -193,10 +193,10 @@ async def test_loop_without_the_lease_only_shows_the_workers_table(controlled):
     await controlled.tick(2, accepted=2)
     assert controlled.seen().decision.mode is SpeculationMode.SPECULATIVE
     assert controlled.sample("control_acting") == 0
-    steer = SpeculationCommand(
+    command = SpeculationCommand(
         table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.BELOW_BREAK_EVEN
     )
-    worker.steering.command(json.dumps(steer.body()), "by another")
+    worker.steering.command(json.dumps(command.body()), "by another")
     await controlled.tick(20, accepted=0)
     decision = controlled.seen().decision
     assert (decision.mode, decision.reason) == (SpeculationMode.TARGET_ONLY, Reason.BELOW_BREAK_EVEN)
@@ -208,10 +208,10 @@ async def test_new_lease_holder_continues_from_the_workers_table(controlled):
     """A worker that was stopped stays stopped until a probe says otherwise; one that lost it is silent."""
     worker = EngineWorker()
     await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
-    steer = SpeculationCommand(
+    command = SpeculationCommand(
         table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
     )
-    worker.steering.command(json.dumps(steer.body()), "by another")
+    worker.steering.command(json.dumps(command.body()), "by another")
     controlled.lease.is_held = False
     await controlled.tick(3, accepted=0)
     controlled.lease.is_held = True
@@ -280,7 +280,7 @@ def order(worker: str, mode: SpeculationMode, *, since: float, seconds: float) -
 
 
 async def test_override_applies_until_it_ends(controlled):
-    """From the next poll on, whatever is measured; then the monitor decides again."""
+    """From the next poll on, with any measurements; then the monitor decides again."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(2, accepted=2)
@@ -328,7 +328,7 @@ async def test_override_holds_while_its_store_cannot_be_read(controlled):
 
 
 async def test_requested_probe_runs_at_the_next_poll(controlled):
-    """Whatever its back-off; once, and small."""
+    """In spite of its back-off; once, and small."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT, probe_share=0.2)
     await controlled.collapse()
@@ -468,8 +468,8 @@ async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(co
     await controlled.tick()
     assert controlled.sample("worker_step_tokens_total", **kind) is None
     await controlled.tick(accepted=2)
-    anew = controlled.seen().reading.steps[1, 3]
-    assert controlled.sample("worker_step_tokens_total", **kind) == anew.tokens < cell.tokens
+    measured = controlled.seen().reading.steps[1, 3]
+    assert controlled.sample("worker_step_tokens_total", **kind) == measured.tokens < cell.tokens
 
 
 async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled):
@@ -544,16 +544,16 @@ async def test_client_reads_and_controls_over_http(controlled):
     worker = EngineWorker()
     await controlled.start(worker)
     known = controlled.seen().worker
-    steer = SpeculationCommand(
+    command = SpeculationCommand(
         table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
     )
-    told = await controlled.speculation.apply(known, steer, 1.0)
-    assert (told.table, told.mode, told.reason) == (steer.table, steer.mode, steer.reason)
+    told = await controlled.speculation.apply(known, command, 1.0)
+    assert (told.table, told.mode, told.reason) == (command.table, command.mode, command.reason)
     assert await controlled.speculation.read(known, 1.0) == told
     with pytest.raises(WorkerFailedError, match=r"answered 400: .*are not among"):
-        await controlled.speculation.apply(known, replace(steer, table=((1, LARGEST, 2),)), 1.0)
+        await controlled.speculation.apply(known, replace(command, table=((1, LARGEST, 2),)), 1.0)
     with pytest.raises(WorkerFailedError, match="did not apply the draft-token table"):
-        await controlled.speculation.apply(known, replace(steer, table=((1, 2, 3),)), 1.0)
+        await controlled.speculation.apply(known, replace(command, table=((1, 2, 3),)), 1.0)
 
 
 async def test_a_worker_that_is_gone_or_silent_is_a_failure(controlled):

@@ -1,5 +1,5 @@
 """
-What two tenants cost on a real worker, one of which sends code and the other one what no draft is good at.
+The cost of two tenants on a real worker: one sends code, the other text that a draft cannot predict.
 
 Engine time by tenant adds up to what the engine measured itself.
 """
@@ -71,7 +71,7 @@ def site(controlled) -> Site:
         coding = stack.enter_context(Traffic(first, clients=2, prompt=code()).running())
         stack.enter_context(Traffic(other, clients=1, prompt=noise(), pause_seconds=0.3).running())
         wait_for(lambda: {"demo", "radiology"} <= {found["tenant"] for found in offenders()}, seconds=300)
-        # However fast the machine: enough of each for a fiftieth of it to be more than a look or two.
+        # On any machine: enough of each, so that a fiftieth of it is more than two polls.
         wait_for(
             lambda: coding.answers >= 8 and min(given(tenant="radiology"), given(tenant="demo")) > ENOUGH,
             seconds=300,

@@ -34,12 +34,16 @@ from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import evaluate as command
 from appliance.drafts.evaluation import runner
-from appliance.drafts.evaluation.arms import Arm, Served
-from appliance.drafts.evaluation.comparison import Comparison, open_comparison
-from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData, evaluate
+from appliance.drafts.evaluation.arms import Arm, Served, choose_prompts
+from appliance.drafts.evaluation.evaluating import (
+    Comparison,
+    EvaluationSite,
+    HeldOutData,
+    evaluate,
+    open_comparison,
+)
 from appliance.drafts.evaluation.evaluation_page import render_page
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, WorkerTemplate, run_worker
-from appliance.drafts.evaluation.prompts import choose_prompts
 from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation

@@ -265,7 +265,7 @@ async def test_data_set_has_only_permitted_and_unerased_content(site: Site):
     assert "sample" not in opened
     await site.verify(verify.ExitCode.ERASED)
 
-    # A data set of what is left, and no word of anybody's in it.
+    # A data set of the remaining content, without text of the erased tenant.
     await site.run(*HARVEST)
     manifests = list((site.data / "drafts" / DATASETS).iterdir())
     assert len(manifests) == 2

@@ -2,7 +2,7 @@
 A real gateway process whose audit database stops taking entries: what clients get, what is left.
 
 The database is locked by another connection, or its disk is full (where a small file system can be
-mounted).  Whatever happened, the test ends by verifying the whole log.
+mounted).  Every test ends by verifying the whole log.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ KEPT = "x-appliance-audit-kept"
 
 @dataclass
 class Site:
-    """A gateway's files, and how its database is kept from taking entries."""
+    """A gateway's files, and the way to make its database refuse entries."""
 
     data: Path
     database: Path

@@ -1,5 +1,5 @@
 """
-The egress check in networks that are made for it: one without a way out, one with, one where nothing works.
+The egress check in networks that are made for it: without egress, with egress, and one where nothing works.
 
 What is reached as 1.1.1.1 or 8.8.8.8 here is a process of the test, at the other end of a virtual cable.
 """

@@ -82,10 +82,10 @@ def test_udp_answer_is_egress_and_silence_is_not():
         answering.start()
         assert outcome(probe(ProbeKind.UDP, port_of(resolver)), seconds=3) is ProbeOutcome.CONNECTED
         answering.join()
-    assert outcome(probe(ProbeKind.UDP, port_of_nobody())) is ProbeOutcome.REFUSED
+    assert outcome(probe(ProbeKind.UDP, closed_port())) is ProbeOutcome.REFUSED
 
 
-def port_of_nobody() -> int:
+def closed_port() -> int:
     with bound(socket.SOCK_DGRAM) as made:
         return port_of(made)
 
@@ -105,7 +105,7 @@ def port_of_nobody() -> int:
     ],
 )
 def test_a_name_is_resolved_outside_if_its_address_is_public(monkeypatch, found, expected, detail):
-    """A resolver that gives every name an address of its own passes nothing on."""
+    """A resolver that answers every name with its own address forwards no query."""
     asked = []
 
     def resolve(name, *_arguments, **_options):
@@ -119,7 +119,7 @@ def test_a_name_is_resolved_outside_if_its_address_is_public(monkeypatch, found,
 
 
 def test_a_name_that_is_not_resolved(monkeypatch):
-    """Whatever the resolver's reason."""
+    """For every error of the resolver."""
 
     def resolve(*_arguments, **_options):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -215,7 +215,7 @@ def test_a_prober_that_does_not_answer_in_time_observes_nothing(plan, monkeypatc
         monkeypatch.undo()
         prober._read(time.monotonic() + 30)  # the late answer
         prober._asked += 1
-        prober._write(str(prober._asked))  # an answer that nobody reads
+        prober._write(str(prober._asked))  # an answer that is never read
         observation = prober.observe()
         assert observation.failure == ""
         assert prober._unread == b""

@@ -99,7 +99,7 @@ def test_text_becomes_tokens_and_text_again(caller):
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/score"])
 def test_generating_model_refuses_other_tasks(caller, path):
-    """404 with a code of its own, not the web framework's two words."""
+    """404 with an error code, not the web framework's two words."""
     bodies = {
         "/v1/embeddings": {"input": "x"},
         "/v1/rerank": {"query": "a", "documents": ["b"]},

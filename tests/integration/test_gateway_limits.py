@@ -84,7 +84,7 @@ async def test_a_request_is_charged_what_the_worker_counted(limited, stream):
     assert limiter.under_way == 0
 
 
-async def test_an_answer_nobody_counted_is_charged_by_its_prompt_and_frames(limited):
+async def test_an_answer_without_token_counts_is_charged_by_its_prompt_and_frames(limited):
     """A client that left in the middle is not served for nothing."""
     running, limiter = limited
     running.worker.pieces = ["x "] * 200
@@ -98,7 +98,7 @@ async def test_an_answer_nobody_counted_is_charged_by_its_prompt_and_frames(limi
 
 
 async def test_queued_client_that_leaves_releases_its_slot(limited):
-    """Whatever it waited for."""
+    """In every queue."""
     running, limiter = limited
     running.worker.head_seconds = 30
     for _ in range(3):

@@ -45,7 +45,7 @@ def tls(tmp_path: Path) -> TlsSettings:
 
 @pytest.fixture
 def mutual(tmp_path: Path, tls: TlsSettings) -> TlsSettings:
-    """With client certificates, of which two are known."""
+    """With client certificates; two are known."""
     (tmp_path / "clients.pem").write_text(CLIENTS.pem)
     return tls.model_copy(
         update={
@@ -90,7 +90,7 @@ def client(running, context: ssl.SSLContext, key: str) -> openai.AsyncOpenAI:
 
 
 def hello(running, context: ssl.SSLContext, headers: dict[str, str] | None = None):
-    """Ask over a connection of its own."""
+    """Send a request over a new connection."""
 
     async def ask() -> tuple[int, dict]:
         connector = aiohttp.TCPConnector(ssl=context)
@@ -201,7 +201,7 @@ async def test_a_stream_over_tls_is_the_stream(serve, tls):
         await running.session.post(running.url + CHAT)
 
 
-async def test_a_new_certificate_takes_over_and_streams_go_on(serve, tls, tmp_path):
+async def test_a_new_certificate_takes_over_and_streams_continue(serve, tls, tmp_path):
     """Connections that are open keep theirs; the next one gets the new one."""
     running = await serve(FakeWorker(), tls=tls)
     running.worker.pause_seconds = 0.2
@@ -256,7 +256,7 @@ async def test_a_stopping_gateway_does_not_wait_for_an_idle_client(serve, tls):
 
 
 async def test_a_certificate_alone_calls_for_its_tenant(serve, mutual, billing):
-    """And is recorded under a name of its own, the same on every connection."""
+    """And is recorded under its own name, the same on every connection."""
     running = await serve(FakeWorker(), tls=mutual)
     for count in (1, 2):
         assert (await hello(running, trusting(billing)))[0] == 200
@@ -266,7 +266,7 @@ async def test_a_certificate_alone_calls_for_its_tenant(serve, mutual, billing):
 
 
 async def test_caller_without_certificate_or_key_gets_401(serve, mutual, tmp_path):
-    """A certificate that maps to no tenant identifies nobody."""
+    """A certificate that maps to no tenant is refused."""
     running = await serve(FakeWorker(), tls=mutual)
     stranger = CLIENTS.issue(tmp_path, "stranger")
     for context in (trusting(), trusting(stranger)):

@@ -1,7 +1,7 @@
 """
 Promises of rules and dashboards on a running appliance, read by a real Prometheus.
 
-The demo pair serves code, then hex digits, of which its draft understands nothing, then code again.
+The demo pair serves code, then hex digits, which its draft cannot predict, then code again.
 """
 
 import json

@@ -217,7 +217,7 @@ LOCAL_LINES = [
 
 @pytest.mark.parametrize("line", OUTSIDE_LINES)
 def test_trace_reader_detects_a_foreign_address(line):
-    """Whatever call and family, and also where it cannot read the address."""
+    """For every call and family, and also if it cannot read the address."""
     assert strangers("\n".join([*LOCAL_LINES, line])) == [line]
 
 

@@ -29,7 +29,7 @@ UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-ro
 
 
 def preflight(*arguments: object, before: tuple[str, ...] = ()) -> tuple[int, dict[str, dict]]:
-    """Exit code and checks by id of one run that prints JSON; in a process of its own behind `before`."""
+    """Exit code and checks by id of one run that prints JSON; in a separate process behind `before`."""
     words = ("preflight", "--json", *map(str, arguments))
     if before:
         done = subprocess.run(

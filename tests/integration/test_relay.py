@@ -581,7 +581,7 @@ async def test_a_forbidden_model_reads_like_one_that_does_not_exist(running):
     assert replies[0].error["code"] == "model_not_found"
     pages = [await running.get(f"/v1/models/{name}", key=running.scoped_key) for name in (MODEL, "none")]
     assert pages[0].body.replace(b"`demo`", b"`none`") == pages[1].body == replies[1].body
-    # Nobody waits for a refusal to be durable, so the answers may be here before the entries are.
+    # The gateway answers a refusal before it is durable, so the entries may follow the answers.
     await until(lambda: len(running.entries("request.denied")) >= 2)
     denied = running.entries("request.denied")
     assert [(entry["tenant"], entry["status"]) for entry in denied] == [("scoped", 404), ("scoped", 404)]

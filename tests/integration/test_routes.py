@@ -334,7 +334,7 @@ async def test_a_priority_is_taken_out_and_the_record_says_so(running):
 
 
 async def test_a_worker_is_never_asked_to_keep_a_response(running):
-    """Whatever its own default is."""
+    """With any default of the route."""
     running.worker.answer = answer_of("/v1/responses").encode()
     await running.post(asked("/v1/responses"), path="/v1/responses")
     assert json.loads(running.worker.bodies[0])["store"] is False

@@ -332,7 +332,7 @@ async def test_a_drained_worker_finishes_its_streams_and_gets_no_more(serve):
 
 
 async def test_running_gateway_reloads_the_list_of_workers(tmp_path):
-    """At SIGHUP and at an order; names are resolved; a mistake in the file changes nothing."""
+    """At SIGHUP and on request; names are resolved; a mistake in the file changes nothing."""
     file = tmp_path / "settings.yaml"
 
     def write(pool: dict) -> None:

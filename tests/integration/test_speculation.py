@@ -1,5 +1,5 @@
 """
-Speculation control on a real vLLM worker: collapse, fallback, recovery, an operator's orders.
+Speculation control on a real vLLM worker: collapse, fallback, recovery, overrides of an operator.
 """
 
 import subprocess
@@ -108,9 +108,9 @@ def test_operator_overrides_for_a_limited_time(appliance):
         wait_for(lambda: admin.worker()["override"] is None, seconds=20)
         wait_for(lambda: admin.worker()["reason"] != "operator_override", seconds=20)
     assert not traffic.failures
-    orders = audit_entries(appliance.data, "speculation.overridden")[before:]
-    assert [e["mode"] for e in orders] == ["target_only", "speculative", "auto", "auto"]
-    assert all(e["actor"] for e in orders)
+    overrides = audit_entries(appliance.data, "speculation.overridden")[before:]
+    assert [e["mode"] for e in overrides] == ["target_only", "speculative", "auto", "auto"]
+    assert all(e["actor"] for e in overrides)
 
 
 def test_the_hooks_cost_less_than_one_percent_of_the_steps(appliance):

@@ -2,7 +2,7 @@
 Speculation control of real vLLM workers that the gateway did not start, one or two in its pool.
 
 Each start of a worker takes a while, so three stories share two of them: one with a damaged draft collapses,
-is recycled without its draft, and then is the target-only worker beside one that has no plugin.
+is recycled without its draft, and then is the target-only worker next to one without the plugin.
 """
 
 import json
@@ -49,7 +49,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(directory: Path) -> dict[str, str]:
-    """Of a gateway and of the worker that takes its orders."""
+    """Of a gateway and of the worker that it controls."""
     return {**QUIET, "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token")}
 
 
@@ -83,11 +83,11 @@ def damaged_draft(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def steered(directory: Path) -> Iterator[RunningWorker]:
-    """A worker with a damaged draft that takes orders."""
+def controlled(directory: Path) -> Iterator[RunningWorker]:
+    """A controlled worker with a damaged draft."""
     draft = damaged_draft(directory / "damaged")
     arguments = ("--model", str(DEMO_TARGET), "--draft", str(draft))
-    with WorkerProcess(directory / "steered", *arguments, environment=settings(directory)) as worker:
+    with WorkerProcess(directory / "controlled", *arguments, environment=settings(directory)) as worker:
         yield worker
 
 
@@ -112,12 +112,12 @@ class Probing:
 
 
 @pytest.fixture(scope="module")
-def probing(directory: Path, steered: RunningWorker) -> Probing:
+def probing(directory: Path, controlled: RunningWorker) -> Probing:
     """Serve code until probes have failed three times."""
     environment = {"APPLIANCE_MONITOR__PROBE_SECONDS": str(PROBE_SECONDS)}
     waits: dict[int, float] = {}
-    with gateway(directory / "probing", steered, **environment) as process:
-        admin, name = Admin(process), name_of(steered)
+    with gateway(directory / "probing", controlled, **environment) as process:
+        admin, name = Admin(process), name_of(controlled)
 
         def alarm() -> float:
             return metric(process, "appliance_speculation_collapsed", worker=name)
@@ -137,7 +137,7 @@ def probing(directory: Path, steered: RunningWorker) -> Probing:
                 alarm=[first, alarm()],
                 waits=[waits[failed] for failed in sorted(waits)],
                 probed=metric(process, "appliance_speculation_probed_steps", worker=name),
-                step_count=plugin_reading(steered.url, directory / "token")["step_count"],
+                step_count=plugin_reading(controlled.url, directory / "token")["step_count"],
                 failures=traffic.failures,
             )
 
@@ -162,11 +162,13 @@ class Recycling:
 
 
 @pytest.fixture(scope="module")
-def recycling(directory: Path, probing: Probing, steered: RunningWorker, stock: RunningWorker) -> Recycling:
+def recycling(
+    directory: Path, probing: Probing, controlled: RunningWorker, stock: RunningWorker
+) -> Recycling:
     """Restart one worker without its draft while the other one serves."""
     del probing  # needs the draft
-    with gateway(directory / "recycling", steered, stock) as process:
-        admin, name = Admin(process), name_of(steered)
+    with gateway(directory / "recycling", controlled, stock) as process:
+        admin, name = Admin(process), name_of(controlled)
         assert admin.worker(name)["speculates"]
         # Two workers share the cores of a small machine: one that is busy keeps the other from starting.
         with Traffic(process, clients=1, prompt=code(), pause_seconds=2).running() as traffic:
@@ -192,9 +194,9 @@ def recycling(directory: Path, probing: Probing, steered: RunningWorker, stock: 
         return Recycling(refused=reason, entries=entries, failures=traffic.failures)
 
 
-def test_a_worker_is_recycled_without_its_draft_while_another_serves(recycling, steered):
+def test_a_worker_is_recycled_without_its_draft_while_another_serves(recycling, controlled):
     """Hard-off: drained, restarted without the draft, tried out, admitted; no request fails meanwhile."""
-    name = name_of(steered)
+    name = name_of(controlled)
     assert f"worker {name} is being recycled" in recycling.refused
     assert [(e["worker"], e["with_draft"], e.get("canary")) for e in recycling.entries] == [
         (name, False, None),
@@ -203,11 +205,11 @@ def test_a_worker_is_recycled_without_its_draft_while_another_serves(recycling, 
     assert not recycling.failures
 
 
-def test_without_the_plugin_requests_go_to_a_target_only_worker(directory, recycling, steered, stock):
+def test_without_the_plugin_requests_go_to_a_target_only_worker(directory, recycling, controlled, stock):
     """A collapsed worker that cannot be controlled is avoided, also for requests it refuses."""
     del recycling  # left the other worker with its target alone
-    drafts, target = name_of(stock), name_of(steered)
-    with gateway(directory / "avoiding", stock, steered) as process:
+    drafts, target = name_of(stock), name_of(controlled)
+    with gateway(directory / "avoiding", stock, controlled) as process:
         admin, data = Admin(process), process.data
         assert not admin.worker(target)["speculates"]
         assert admin.worker(drafts)["reason"] == "not_controllable"

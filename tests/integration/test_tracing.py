@@ -96,18 +96,18 @@ def _chat_through_a_gateway(directory, collector: Collector, worker: FakeWorker)
         }
         assert {family.name for family in read_text(text.text)} >= {"appliance_request_seconds"}
         assert spans_counted(process) == {"sent": 2, "dropped": 0}
-    _nothing_was_said(collector)
+    _no_content_was_sent(collector)
     (line,) = [json.loads(line) for line in process.output if '"request_finished"' in line]
     assert line["trace_id"] == root["trace"]
     assert line["request_id"] == root["attributes"][REQUEST_ID]
 
 
 def exemplars(text: str) -> list[Any]:
-    """The samples with an exemplar, read by a parser that knows the format and forgives nothing."""
+    """The samples with an exemplar, read by a strict parser of the format."""
     return [sample for family in read_openmetrics(text) for sample in family.samples if sample.exemplar]
 
 
-def _nothing_was_said(collector: Collector) -> None:
+def _no_content_was_sent(collector: Collector) -> None:
     assert collector.bodies
     for body in collector.bodies:
         for text in (ASKED, ANSWERED):
@@ -116,7 +116,7 @@ def _nothing_was_said(collector: Collector) -> None:
 
 
 async def test_a_request_that_waits(tmp_path, collector):
-    """The wait is a span of its own, between the request and the worker."""
+    """The wait has its own span, between those of the request and the worker."""
     worker = FakeWorker(pause_seconds=0.2)
     async with worker.serving():
         await asyncio.to_thread(_request_that_waits, tmp_path, collector, worker)

@@ -2,7 +2,7 @@
 A site of version 0.1.0 (commit b8f7e63) starts, verifies and serves under this version.
 
 `tests/data/site_0_1_0.py` made the archives: a data directory and, in one of them, a PostgreSQL database.
-The draft's weights are left out of them; they are the demo draft's.
+They lack the draft's weights, which are the demo draft's.
 """
 
 import json

@@ -76,7 +76,7 @@ def serving(home, log, port=0):
     """
     A witness on the network; gives its URL.
 
-    At an address of its own: no client's socket can take its port while it is stopped.
+    At a separate address: no client's socket can take its port while it is stopped.
     """
     address = ("--host", "127.0.0.2", "--port", port)
     with process(log, "audit", "witness", "serve", home, *address) as child:

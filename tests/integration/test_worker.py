@@ -28,7 +28,7 @@ from appliance.sovereignty.environment import offline_environment
 
 pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 600
-TOKEN = "the-token-of-whoever-controls-it"
+TOKEN = "the-token-of-its-gateway"
 
 
 def plan_for(

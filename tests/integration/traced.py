@@ -1,7 +1,7 @@
 """
 `appliance` under strace: `python -m tests.integration.traced ROLE ...`, the trace in the file `TRACED_TO`.
 
-The tracer runs beside it (`-D`), so that whoever started this process signals and awaits the appliance.
+The tracer is detached (`-D`), so that the parent of this process signals and awaits the appliance.
 """
 
 import os

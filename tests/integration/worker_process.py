@@ -32,7 +32,7 @@ the same core in every worker of the machine.
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below another, whatever its name and session."""
+    """All descendants of a process, with any name and session."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

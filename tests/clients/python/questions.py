@@ -26,7 +26,7 @@ REPORT_SCHEMA: dict[str, Any] = {
     "required": ["language", "lines", "tested"],
     "additionalProperties": False,
 }
-"""Every answer to it is short, whatever a model prefers."""
+"""Every model gives a short answer to it."""
 # Strict, or vLLM lets a model fill in arguments as it likes.
 TOOL: dict[str, Any] = {
     "type": "function",

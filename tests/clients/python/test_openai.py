@@ -92,7 +92,7 @@ def test_a_stream_comes_in_pieces(client, model):
 
 
 def test_the_usage_of_a_stream_comes_last_when_asked_for(client, model):
-    """In a chunk of its own, without choices."""
+    """In a separate chunk, without choices."""
     chunks = list(
         client.chat.completions.create(
             model=model,

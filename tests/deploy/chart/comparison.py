@@ -165,7 +165,7 @@ ROWS: dict[str, Callable[[Chart], str | int]] = {
     "Misspelt values that are refused": lambda chart: chart.refused(),
     "Pods of `helm test`": tests,
 }
-"""What is compared, and how it is counted; pods and containers of `helm test` are left out."""
+"""What is compared, and how it is counted; without pods and containers of `helm test`."""
 
 
 def ours() -> dict[str, str]:
@@ -177,7 +177,7 @@ def ours() -> dict[str, str]:
 
 
 def theirs(checkout: Path) -> dict[str, Any]:
-    """Their chart from a checkout, with its commit; two optional subcharts, off by default, are left out."""
+    """Their chart from a checkout, with its commit; two optional subcharts, off by default, are excluded."""
     values = yaml.safe_load((checkout / EXAMPLE).read_text(encoding="utf-8"))
     (model,) = values["servingEngineSpec"]["modelSpec"]
     spec = values["servingEngineSpec"]

@@ -52,7 +52,7 @@ REFRESH: Values = {
         "gpu": {"type": "NVIDIA-H100-80GB-HBM3"},
     },
 }
-"""What a refresh of a draft needs, beside PostgreSQL and a model that has one."""
+"""What a refresh of a draft needs, besides PostgreSQL and a model with a draft."""
 
 
 def site(*changes: Values, model: Values | None = None) -> Values:

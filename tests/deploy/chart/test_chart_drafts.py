@@ -433,7 +433,7 @@ def test_refresh_may_call_only_database_and_resolver_and_has_no_callers(database
 
 
 def test_refused_refresh_fails_for_good_and_evicted_one_restarts():
-    """By its exit codes; whatever fails otherwise is tried again, within the time that the values give."""
+    """By its exit codes; any other failure is retried within the time of the values."""
     spec = job(refreshing({"draftRefresh": {"deadlineMinutes": 90}}))
     evicted, refused = spec["podFailurePolicy"]["rules"]
     assert evicted == {

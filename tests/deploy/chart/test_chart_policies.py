@@ -80,7 +80,7 @@ def test_host_path_is_allowed_only_where_values_name_it():
     "kind", ["Pod", "Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob", "LeaderWorkerSet"]
 )
 def test_no_kind_of_object_hides_its_pods(kind):
-    """The same hostile pod is found in whatever would make it."""
+    """A hostile pod is found in every kind of resource that creates pods."""
     template = {"metadata": {"labels": {}}, "spec": {"containers": [], "hostNetwork": True}}
     spec = {
         "Pod": template["spec"],

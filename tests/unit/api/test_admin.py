@@ -69,7 +69,7 @@ class Admin:
         return await self.client.put("/admin/v1/speculation/override", json=body)
 
     def recorded(self) -> list[dict[str, Any]]:
-        """The orders in the audit log."""
+        """The overrides in the audit log."""
         entries = [decode(leaf.leaf) for leaf in self.audit_store.leaves(0, 1000)]
         return [dict(entry.fields) for entry in entries if entry.type == "speculation.overridden"]
 

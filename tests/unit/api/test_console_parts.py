@@ -205,7 +205,7 @@ def test_the_history_keeps_ten_minutes_and_drops_workers_that_left(clock):
 
 
 async def test_a_defect_in_a_sample_is_logged_once_and_sampling_continues(clock, monkeypatch):
-    """Whatever a view raises, the gateway continues and old samples are dropped."""
+    """If a view raises, the gateway continues and old samples are dropped."""
     logged, ticks = [], 0
     logger = structlog.wrap_logger(
         structlog.ReturnLogger(),

@@ -34,20 +34,20 @@ failed_controls = st.none() | st.builds(
 
 @given(failed_controls, results)
 def test_closed_needs_a_connected_control(control, tried):
-    """Whatever the attempts say, and however they are combined."""
+    """For all outcomes and combinations."""
     assert judge(control, tried).verdict is not EgressVerdict.CLOSED
 
 
 @given(st.just(CONTROL) | failed_controls, results)
 def test_one_successful_attempt_means_open(control, tried):
-    """The verdict is `open` exactly when something was reached, whatever the control did."""
+    """The verdict is `open` exactly if a target was reached, with any outcome of the control."""
     reached = any(result.outcome is ProbeOutcome.CONNECTED for result in tried)
     assert (judge(control, tried).verdict is EgressVerdict.OPEN) == reached
 
 
 @given(st.just(CONTROL) | failed_controls, results)
 def test_only_closed_has_no_reasons(control, tried):
-    """Somebody who reads another verdict is told why."""
+    """Every other verdict has reasons."""
     judgement = judge(control, tried)
     assert bool(judgement.reasons) == (judgement.verdict is not EgressVerdict.CLOSED)
 

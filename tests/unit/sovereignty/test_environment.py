@@ -30,7 +30,7 @@ def test_names_every_variable_once():
 
 @pytest.mark.parametrize("row", GUARDED, ids=lambda row: row.name)
 def test_refuses_another_value(row):
-    """An operator who wants a way out has to be told, in one line, which variable and which value."""
+    """An operator who allows egress gets one line with the variable and the required value."""
     with pytest.raises(ConfigurationError) as refusal:
         offline_environment({row.name: "other"})
     message = str(refusal.value)
@@ -124,7 +124,7 @@ def test_model_hub_client_is_offline():
     ],
 )
 def test_no_part_starts_in_an_environment_that_points_outside(name, reason):
-    """It does not reach the worker, and the operator is told."""
+    """It does not reach the worker, and the operator gets an error."""
     with pytest.raises(ConfigurationError, match=reason) as refusal:
         refuse_egress_variables({"PATH": "/bin", name: "http://outside.example"})
     assert str(refusal.value).startswith(name)

@@ -215,7 +215,7 @@ def test_a_certificate_that_expires_soon_or_has_expired_causes_a_warning(tmp_pat
 
 
 def test_a_command_trusts_the_certificate_in_its_own_settings(settings, tmp_path):
-    """Whatever the host name and the issuer; another gateway's certificate is not trusted."""
+    """With any host name and issuer; another gateway's certificate is not trusted."""
     tls = opened(settings)
     context = command_context(settings, is_own=True)
     assert handshake(tls, context, "10.0.0.1")

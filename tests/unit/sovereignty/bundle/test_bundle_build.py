@@ -233,7 +233,7 @@ data: {imagePolicy: "five:1"}
         assert seen == [("chart.tgz", ["everything.yaml"], images)]
 
     def test_bundle_must_contain_images_a_chart_lists_by_tag(self, bundle):
-        """By digest it may be named as well; what the site never uses is said to be so."""
+        """A digest is accepted as well; images that the site never uses are listed under `unused`."""
         manifest = manifest_of(bundle)
         listed = images_in(f"[{{image: 'postgres:15'}}, {{image: '{GATEWAY}'}}, {{image: 'gpu:1'}}]", "chart")
         with pytest.raises(BundleIncompleteError, match=r"chart lists gpu:1.*`unused`"):
@@ -254,7 +254,7 @@ data: {imagePolicy: "five:1"}
 
 
 class TestRefusedRecipes:
-    """What a builder got wrong is said in one line, and nothing is left behind."""
+    """The error is one line, and no file remains."""
 
     def refused(self, workshop: Workshop, **changes: object) -> str:
         path = workshop.recipe(**changes)
@@ -283,7 +283,7 @@ class TestRefusedRecipes:
         ],
     )
     def test_an_archive_must_hold_the_image(self, workshop, archive, problem):
-        """Whatever is wrong with it."""
+        """For every defect."""
         (workshop.place / "inputs-1.0.0").mkdir()
         (workshop.place / "inputs-1.0.0" / "broken.tar").write_bytes(archive)
         image = {"archive": "broken.tar", "reference": GATEWAY, **SAID}
@@ -371,7 +371,7 @@ class TestCarrying:
         assert all_files(workshop.place / "whole") == all_files(newer)
 
     def test_joined_parts_are_the_bundle_and_a_tar_file(self, workshop, bundle):
-        """Straight from the parts, whatever their size."""
+        """Directly from the parts, with any size."""
         for size in (1024, 4096, 10**9):
             opened = workshop.open_bundle(bundle)
             place = workshop.place / f"parts-{size}"
@@ -419,7 +419,7 @@ class TestCarrying:
 
 
 class TestEmitted:
-    """Other tools are told the same images."""
+    """Other tools get the same images."""
 
     def test_the_list_of_images_pins_each_by_its_digest(self, bundle):
         """One a line."""

@@ -142,7 +142,7 @@ def test_a_file_of_any_size_has_a_header_that_tar_reads(tmp_path):
             file.write(END)
         with tarfile.open(path) as tar:
             (member,) = tar.getmembers()
-        # The search for leaks reads whatever a run leaves.
+        # The search for leaks reads all files that a run leaves.
         path.unlink()
         assert (member.name, member.size) == ("blobs/sha256/" + "0" * 64, size)
 

@@ -327,7 +327,7 @@ class TestRollback:
         assert "restore it from a backup" in site.refused(BundleStorageError, bundle)
 
     def test_bundles_of_different_names_are_independent(self, site, workshop, newer):
-        """A bundle of weights has versions of its own."""
+        """A bundle of weights has its own versions."""
         site.load(newer)
         other = workshop.build("0.1.0", name="other", images=[], charts=[], rendered=[])
         manifest = BundleManifest.decode((other / "MANIFEST.json").read_bytes(), "MANIFEST.json")
@@ -400,14 +400,14 @@ class TestFailures:
         assert site.serving.resolve() != old
 
     def test_second_concurrent_load_is_refused(self, site, bundle):
-        """The second says so and ends."""
+        """The second one ends with an error."""
         site.load(bundle)
         with site.home.lock.open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             assert "another load is running" in site.refused(BundleStorageError, bundle)
 
     def test_disk_space_is_checked_before_writing(self, site, workshop):
-        """Weights larger than the disk, from a manifest that says so."""
+        """Weights that are larger than the disk according to the manifest."""
         big = workshop.build(weights=b"x" * 1000)
         bundle = workshop.open_bundle(big)
         (file,) = [each for each in bundle.manifest.files if each.size == 1000]
@@ -420,7 +420,7 @@ class TestFailures:
         assert not site.place.exists()
 
     def test_full_disk_keeps_the_previous_version_and_load_resumes(self, site, bundle, workshop):
-        """A real limit of the kernel on the size of a file, in a process of its own."""
+        """A real limit of the kernel on the size of a file, in a separate process."""
         large = workshop.build("1.1.0", weights=b"w" * 200_000)
         site.load(bundle)
         old = site.serving.resolve()
@@ -446,7 +446,7 @@ class TestFailures:
         """Otherwise any bundle newer than the previous version could follow it; the next run resumes."""
         site.load(bundle)
         old = site.serving.resolve()
-        # Nobody can write over a directory, the superuser included.
+        # No user can write over a directory, the superuser included.
         (site.home.directory / f"bundle.json{PARTIAL}").mkdir()
         message = site.refused(BundleStorageError, newer)
         assert "the previous version stays in service" in message
@@ -457,7 +457,7 @@ class TestFailures:
         assert [version for version, *_ in site.recorded] == ["1.0.0", "1.1.0"]
 
     def test_directory_in_place_of_the_link_is_refused(self, site, bundle):
-        """Someone's own weights are not removed."""
+        """An operator's own weights are not removed."""
         site.serving.mkdir(parents=True)
         (site.serving / "mine").write_text("mine")
         assert "is not a link" in site.refused(BundleStorageError, bundle)
@@ -469,7 +469,7 @@ EFFECTS = ("fsync", "replace", "rename", "link", "symlink", "unlink", "chmod")
 
 
 def in_a_child(act: Callable[[], None]) -> int:
-    """Run something in a process of its own; its exit status, or minus the signal that ended it."""
+    """Run a function in a separate process; returns its exit status, or minus the signal that ended it."""
     child = os.fork()
     if child == 0:
         status = 1

@@ -181,7 +181,7 @@ def test_a_damaged_part_is_named_so_that_it_alone_is_copied_again(media):
 
 @pytest.mark.parametrize("name", ["notes.txt", "blobs/sha512", "blobs/sha256/" + "0" * 64, ".hidden"])
 def test_additional_file_is_refused(workshop, bundle, name):
-    """Nobody vouches for it."""
+    """No signature covers it."""
     (bundle / name).write_bytes(b"x")
     assert "not in MANIFEST.json" in refused(workshop, bundle)
 
@@ -214,10 +214,10 @@ def change_file(workshop: Workshop, bundle: Path, path: str, content: bytes) -> 
 
 
 class TestKeys:
-    """Whose signature counts, and when."""
+    """Which signatures count, and when."""
 
     def test_another_key_with_the_same_name_is_refused(self, workshop, bundle, tmp_path):
-        """What counts is the key, not what it calls itself."""
+        """The key counts, not its name."""
         create_signing_key(tmp_path / "other.key")
         other = load_keys(tmp_path / "other.key", mldsa_path(tmp_path / "other.key"), workshop.signer.name)
         content = (bundle / "MANIFEST.json").read_bytes()
@@ -262,7 +262,7 @@ class TestKeys:
         assert workshop.verify(bundle).signer == "example.com/releases"
 
     def test_a_file_of_keys_is_read_with_names_and_days(self, workshop, tmp_path):
-        """Comments are for people; a mistyped line is an error, not a key less."""
+        """Comments are skipped; a mistyped line is an error, not a missing key."""
         vkey = workshop.signer.verifier_key.encode()
         text = f"# release\n\n{vkey} not-before=2026-01-01 not-after=2027-06-30\n"
         assert parse_trusted_keys(text) == (
@@ -287,7 +287,7 @@ def written(path: Path, text: str) -> Path:
 
 
 class TestHostile:
-    """Bundles that someone made on purpose."""
+    """Bundles made by an attacker."""
 
     @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "blobs/sha256/../../x", "blobs/x"])
     def test_manifest_path_cannot_leave_the_bundle(self, bundle, path):
@@ -382,7 +382,7 @@ class TestHostile:
         """A sparse file of many gigabytes is refused by its size."""
         os.truncate(bundle / "MANIFEST.json", 2**36)
         message = refused(workshop, bundle)
-        # The search for leaks reads whatever a run leaves.
+        # The search for leaks reads all files that a run leaves.
         (bundle / "MANIFEST.json").unlink()
         assert "larger than" in message
 
