@@ -33,7 +33,7 @@ from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.worker_list import WorkerList
 from appliance.drafts.promotion.promoter import Promoter
-from appliance.drafts.promotion.promotion_run import LocalTarget, PromotionParts, TargetPool
+from appliance.drafts.promotion.promotion_run import LocalTarget, PromotionParts
 from appliance.drafts.registry.site_registry import open_registry
 from appliance.gateway.admission import AdmissionControl
 from appliance.gateway.attribution import Attribution
@@ -41,7 +41,8 @@ from appliance.gateway.batch.answerer import Answerer
 from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batch_setup import OpenBatches, open_batches
 from appliance.gateway.gateway import Gateway, GatewayPolicy
-from appliance.gateway.recorder import Recorder
+from appliance.gateway.intents import IntentRecorder
+from appliance.gateway.outcomes import OutcomeRecorder
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.serving.discovery import Discovery
@@ -174,7 +175,13 @@ class GatewayRole(GatewayOpener):
                 clock=time.monotonic,
             ),
             client=opened.client,
-            recorder=Recorder(
+            intents=IntentRecorder(
+                audit=opened.audit.sink,
+                attribution=attribution,
+                captures=opened.content.captures,
+                logger=self.logger,
+            ),
+            outcomes=OutcomeRecorder(
                 audit=opened.audit.sink,
                 attribution=attribution,
                 captures=opened.content.captures,
@@ -234,13 +241,11 @@ class GatewayRole(GatewayOpener):
     def _make_promoter(self, opened: OpenedParts, recycler: Recycler, control: ControlLoop) -> Promoter:
         return Promoter(
             PromotionParts(
-                targets=TargetPool(
-                    pool=opened.pool,
-                    recycler=recycler,
-                    is_acting=lambda: control.is_acting,
-                    clock=time.monotonic,
-                    sleep=asyncio.sleep,
-                ),
+                pool=opened.pool,
+                recycler=recycler,
+                is_acting=lambda: control.is_acting,
+                clock=time.monotonic,
+                sleep=asyncio.sleep,
                 directory=self.installation.drafts,
                 open_registry=partial(open_registry, self.settings, WALL_CLOCK),
                 record=opened.audit.log.append,

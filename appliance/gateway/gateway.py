@@ -31,7 +31,8 @@ from appliance.gateway.admission import AdmissionControl, AdmissionRequest, Lane
 from appliance.gateway.call import Call
 from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange
-from appliance.gateway.recorder import Recorder
+from appliance.gateway.intents import IntentRecorder
+from appliance.gateway.outcomes import OutcomeRecorder
 from appliance.gateway.relay import EVENT_STREAM, Relay
 from appliance.gateway.reply import ReplySink
 from appliance.infra.metrics import Metrics
@@ -66,7 +67,8 @@ class Gateway:
         pool: WorkerPool,
         admission: AdmissionControl,
         client: WorkerClient,
-        recorder: Recorder,
+        intents: IntentRecorder,
+        outcomes: OutcomeRecorder,
         metrics: Metrics,
         clock: Callable[[], float],
         policy: GatewayPolicy,
@@ -80,7 +82,8 @@ class Gateway:
         self._costs = costs
         self._tracing = tracing
         self._client = client
-        self._recorder = recorder
+        self._intents = intents
+        self._outcomes = outcomes
         self._metrics = metrics
         self._clock = clock
         self._policy = policy
@@ -88,7 +91,8 @@ class Gateway:
             keep_alive_seconds=policy.keep_alive_seconds, silence_seconds=policy.silence_seconds
         )
         self._relay = Relay(
-            recorder=recorder,
+            intents=intents,
+            outcomes=outcomes,
             pool=pool,
             timeouts=self._timeouts,
             metrics=metrics,
@@ -114,7 +118,7 @@ class Gateway:
         try:
             self._check(call, models.get(call.model))
         except ApplianceError as error:
-            self._recorder.deny(call, error)
+            self._intents.deny(call, error)
             raise
 
     def _check(self, call: Call, served: ServedModel | None) -> None:
@@ -141,7 +145,7 @@ class Gateway:
             reservation = await self._wait_for_limits(call)
         exchange: Exchange | None = None
         try:
-            exchange = await self._recorder.begin(call, started)
+            exchange = await self._intents.begin(call, started)
             if self._tracing is not None:
                 exchange.trace = self._tracing.begin(
                     request_id=call.request_id,
@@ -160,7 +164,7 @@ class Gateway:
         try:
             return await self.limits.wait(call.caller.tenant, call.model, call.text, call.members)
         except LimitReachedError as error:
-            self._recorder.deny(call, error)
+            self._intents.deny(call, error)
             raise
 
     async def _answer(self, exchange: Exchange, reply: ReplySink) -> None:
@@ -179,7 +183,7 @@ class Gateway:
             await self._relay.end_with_error(exchange, reply, error)
         finally:
             in_flight.dec()
-            self._recorder.finish(exchange)
+            self._outcomes.finish(exchange)
 
     async def _attempt_workers(self, exchange: Exchange, reply: ReplySink) -> None:
         """Before the first byte of an answer the request may be retried on another worker."""

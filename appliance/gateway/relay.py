@@ -11,7 +11,8 @@ from http import HTTPStatus
 from appliance.audit.pending import Kept
 from appliance.errors import ApplianceError, Outcome, WorkerFailedError, WorkerTimeoutError, code_of
 from appliance.gateway.exchange import Exchange
-from appliance.gateway.recorder import Recorder
+from appliance.gateway.intents import IntentRecorder
+from appliance.gateway.outcomes import OutcomeRecorder
 from appliance.gateway.reply import ReplyHead, ReplySink
 from appliance.infra.metrics import Metrics
 from appliance.serving import sse
@@ -29,14 +30,16 @@ class Relay:
     def __init__(
         self,
         *,
-        recorder: Recorder,
+        intents: IntentRecorder,
+        outcomes: OutcomeRecorder,
         pool: WorkerPool,
         timeouts: ReadTimeouts,
         metrics: Metrics,
         clock: Callable[[], float],
         origin: str,
     ) -> None:
-        self._recorder = recorder
+        self._intents = intents
+        self._outcomes = outcomes
         self._pool = pool
         self._timeouts = timeouts
         self._metrics = metrics
@@ -80,7 +83,7 @@ class Relay:
             exchange.end(Outcome.COMPLETED, answer.status)
         body = text.encode()
         exchange.capture.observe(body)
-        await self._recorder.record(exchange)
+        await self._outcomes.record(exchange)
         await self.send_head(exchange, reply, answer.status, "application/json", length=len(body))
         await reply.end(body)
 
@@ -119,7 +122,7 @@ class Relay:
                 exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
         exchange.end(Outcome.COMPLETED, answer.status)
         observe(final)
-        await self._recorder.record(exchange)
+        await self._outcomes.record(exchange)
         await reply.end(final)
 
     async def end_with_error(self, exchange: Exchange, reply: ReplySink, error: ApplianceError) -> None:
@@ -132,7 +135,7 @@ class Relay:
         if not exchange.recorded:
             exchange.capture.observe(_error_frame(exchange, str(error), code))
             try:
-                await self._recorder.record(exchange)
+                await self._outcomes.record(exchange)
             except ApplianceError as failure:
                 code = code_of(failure)
         self._metrics.errors.labels(code).inc()
@@ -151,7 +154,7 @@ class Relay:
         if exchange.head_sent:
             return
         call = exchange.call
-        receipt = await self._recorder.confirm_intent(exchange)
+        receipt = await self._intents.confirm(exchange)
         overhead = exchange.overhead_seconds(self._clock())
         exemplar = None if exchange.trace is None else exchange.trace.exemplar
         self._metrics.overhead_seconds.labels(call.route).observe(overhead, exemplar)

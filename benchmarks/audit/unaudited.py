@@ -8,12 +8,14 @@ is built as it always is; the log is open, and nothing is written to it.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import appliance.app.gateway_process
 from appliance.audit.pending import Receipt
 from appliance.cli import main
-from appliance.gateway.recorder import Recorder
+from appliance.gateway.intents import IntentRecorder
+from appliance.gateway.outcomes import OutcomeRecorder
 
 
 class NoAudit:
@@ -34,11 +36,12 @@ class NoAudit:
         return pending.result()
 
 
-def unaudited_recorder(**parts: Any) -> Recorder:  # noqa: ANN401
-    """Build the recorder of the product, with a sink that keeps nothing."""
-    return Recorder(**{**parts, "audit": NoAudit()})
+def unaudited(recorder: Callable[..., Any]) -> Callable[..., Any]:
+    """A recorder of the product with a sink that keeps nothing."""
+    return lambda **parts: recorder(**{**parts, "audit": NoAudit()})
 
 
 if __name__ == "__main__":
-    appliance.app.gateway_process.Recorder = unaudited_recorder
+    appliance.app.gateway_process.IntentRecorder = unaudited(IntentRecorder)
+    appliance.app.gateway_process.OutcomeRecorder = unaudited(OutcomeRecorder)
     main()

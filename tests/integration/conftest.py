@@ -46,7 +46,8 @@ from appliance.gateway.admission import AdmissionControl
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.capture import open_content
 from appliance.gateway.gateway import Gateway, GatewayPolicy
-from appliance.gateway.recorder import Recorder
+from appliance.gateway.intents import IntentRecorder
+from appliance.gateway.outcomes import OutcomeRecorder
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import (
@@ -385,7 +386,13 @@ async def _running(
                 clock=time.monotonic,
             ),
             client=client,
-            recorder=Recorder(
+            intents=IntentRecorder(
+                audit=audit,
+                attribution=attribution,
+                captures=content.captures,
+                logger=logger,
+            ),
+            outcomes=OutcomeRecorder(
                 audit=audit,
                 attribution=attribution,
                 captures=content.captures,

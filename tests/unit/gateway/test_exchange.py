@@ -15,7 +15,7 @@ from appliance.errors import AuditUnavailableError, Outcome, WorkerTimeoutError
 from appliance.gateway.attribution import Attribution, Offender
 from appliance.gateway.call import Call
 from appliance.gateway.exchange import Exchange, summarise
-from appliance.gateway.recorder import LOGGED, attribute_drafts, count_request, end_entry
+from appliance.gateway.outcomes import LOGGED, attribute_drafts, count_request, end_entry
 from appliance.infra.json_members import parse_members
 from appliance.infra.logs import ALLOWED
 from appliance.infra.metrics import Metrics

@@ -1,9 +1,9 @@
 """
-Writes requests to the audit log, the metrics, the operator log, the cost meter and the trace.
+Records the outcome of a request: audit log, metrics, operator log, cost meter and trace.
 
-The gateway waits for an entry before it sends what depends on it.  Other entries are queued, because they
-are also written while a task is being cancelled.  Of the queue a crash loses what is not durable yet; at the
-next start the log's recovery closes those requests.
+The gateway waits for the entry before it sends the last frame.  If a request ends in another way, the entry is
+queued, because that also happens while a task is being cancelled.  A crash loses what is queued and not durable
+yet; at the next start the log's recovery closes those requests.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,9 @@ from http import HTTPStatus
 from typing import Any
 
 from appliance.audit.entry_types import EntryType
-from appliance.audit.pending import Receipt
 from appliance.audit.sink import AuditSink, submit_best_effort
-from appliance.errors import ApplianceError, AuditError, Outcome, code_of, spec_of
+from appliance.errors import AuditError, Outcome
 from appliance.gateway.attribution import Attribution
-from appliance.gateway.call import Call
 from appliance.gateway.capture import ContentCaptures
 from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange, RequestSummary, summarise
@@ -29,7 +27,7 @@ LOGGED = (
 )  # fmt: skip
 
 
-class Recorder:
+class OutcomeRecorder:
     def __init__(
         self,
         *,
@@ -48,33 +46,6 @@ class Recorder:
         self._logger = logger
         self._clock = clock
         self._costs = costs
-
-    async def begin(self, call: Call, started: float) -> Exchange:
-        """Submit the intent; content that it names is durable before."""
-        capture = self._captures.begin(call.caller.tenant, call.request_id)
-        content = await capture.keep_request(call.text) if capture.is_on else {}
-        return Exchange(
-            call=call,
-            started=started,
-            template=self._attribution.template_of(call.route, call.members),
-            intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields(), **content),
-            capture=capture,
-        )
-
-    async def confirm_intent(self, exchange: Exchange) -> Receipt:
-        return await self._audit.confirm(exchange.intent)
-
-    def deny(self, call: Call, error: ApplianceError) -> None:
-        """Record that a call was refused before anything was sent."""
-        self._queue(
-            EntryType.REQUEST_DENIED,
-            request_id=call.request_id,
-            tenant=call.caller.tenant.name,
-            key_id=call.caller.key.key_id,
-            route=call.route,
-            reason=code_of(error),
-            status=int(spec_of(error).status),
-        )
 
     async def record(self, exchange: Exchange) -> None:
         """Make the outcome durable; the final frame waits for this."""
@@ -119,12 +90,9 @@ class Recorder:
         # Queued without waiting: this also runs while the task is being cancelled, where an await
         # may never return.  The log writes its queue before it closes.
         if not exchange.intent_failed:
+            # If this is refused, the request stays open, and the log's recovery closes it at the next start.
             entry_type, fields = end_entry(summary)
-            self._queue(entry_type, **fields)
-
-    def _queue(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401
-        # If a refusal leaves a request open, the log's recovery closes it at the next start.
-        submit_best_effort(self._audit, self._logger, entry_type, **fields)
+            submit_best_effort(self._audit, self._logger, entry_type, **fields)
 
 
 def end_entry(summary: RequestSummary) -> tuple[EntryType, dict[str, Any]]:
