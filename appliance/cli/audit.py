@@ -38,22 +38,16 @@ from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-CountOption = Annotated[int, typer.Option("--count", "-n", min=1, help="Number of newest entries.")]
-HeldOption = Annotated[
-    Path | None, typer.Option("--held", help="An earlier checkpoint; the log must extend it.")
-]
 
 PayloadsOption = Annotated[bool, typer.Option("--payloads/--no-payloads", help="Include encrypted content.")]
-NeededOption = Annotated[
-    int,
-    typer.Option("--witnesses-needed", min=0, help="How many of `audit.witnesses` must have cosigned."),
-]
 
 
 @commands.command()
 def verify(
-    held: HeldOption = None,
-    witnesses_needed: NeededOption = 0,
+    held: Annotated[Path | None, typer.Option(help="An earlier checkpoint; the log must extend it.")] = None,
+    witnesses_needed: Annotated[
+        int, typer.Option(min=0, help="How many of `audit.witnesses` must have cosigned.")
+    ] = 0,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
     payloads: PayloadsOption = True,  # noqa: FBT002
     config: ConfigOption = None,
@@ -94,7 +88,7 @@ def verify(
 
 @commands.command()
 def tail(
-    count: CountOption = 20,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of newest entries.")] = 20,
     as_json: JsonOption = False,  # noqa: FBT002
     purpose: PurposeOption = "",
     unrecorded: UnrecordedOption = False,  # noqa: FBT002
@@ -117,7 +111,7 @@ def tail(
 @commands.command()
 def receipt(
     index: Annotated[int, typer.Argument(min=0, help="Index of the entry.")],
-    leaf: Annotated[Path | None, typer.Option("--leaf", help="Also write the entry to this file.")] = None,
+    leaf: Annotated[Path | None, typer.Option(help="Also write the entry to this file.")] = None,
     purpose: PurposeOption = "",
     unrecorded: UnrecordedOption = False,  # noqa: FBT002
     url: RecorderOption = None,

@@ -11,6 +11,7 @@ from appliance.audit.migrate import copy_log
 from appliance.audit.rotation import Rotated, rotate_keys
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
+from appliance.cli.common.audit_log import has_log
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.gateway.batch.tables import metadata as batch_tables
@@ -22,15 +23,13 @@ from appliance.infra.schema import upgrade_database
 from appliance.infra.settings import Settings
 
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Database URL of its owner; default: `audit.database_url`.")
+    str | None, typer.Option(help="Database URL of its owner; default: `audit.database_url`.")
 ]
 
 
 def upgrade(
     url: UrlOption = None,
-    grant_to: Annotated[
-        str | None, typer.Option("--grant-to", help="PostgreSQL role that receives the grants.")
-    ] = None,
+    grant_to: Annotated[str | None, typer.Option(help="PostgreSQL role that receives the grants.")] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
@@ -40,14 +39,14 @@ def upgrade(
 
 
 def grants(
-    role: Annotated[str, typer.Option("--role", help="PostgreSQL role of the gateways.")],
+    role: Annotated[str, typer.Option(help="PostgreSQL role of the gateways.")],
 ) -> None:
     """Print the SQL that lets a role append to the log, but not change or delete entries."""
     typer.echo(grants_sql(role), nl=False)
 
 
 def migrate(
-    to: Annotated[str, typer.Option("--to", help="URL of the database to copy the log into.")],
+    to: Annotated[str, typer.Option(help="URL of the database to copy the log into.")],
     source: Annotated[
         str | None, typer.Option("--from", help="URL of the source; default: the log in use.")
     ] = None,
@@ -59,7 +58,7 @@ def migrate(
     installation = locate(settings)
     with ExitStack() as stack:
         if source is None:
-            if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
+            if not has_log(settings):
                 message = f"there is no audit log in {installation.directory}: pass its directory with --data"
                 raise ConfigurationError(message)
             # A writer of this log holds this name; while it is held here, none can start.
@@ -77,9 +76,8 @@ def migrate(
             progress=progress,
             also=(*batch_tables.sorted_tables, *cost_tables.sorted_tables),
         )
-    typer.echo(
-        f"copied {head.size} entries; set audit.database_url to the new database and start the gateways"
-    )
+    done = "set audit.database_url to the new database and start the gateways"
+    typer.echo(f"copied {head.size} entries; {done}")
 
 
 def rotate_key(config: ConfigOption = None, data: DataOption = None) -> None:

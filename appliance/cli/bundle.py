@@ -36,10 +36,7 @@ for _name, _command in LOAD_COMMANDS.items():
     commands.command(name=_name)(_command)
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="Directory to create; must not exist.")]
-KeyOption = Annotated[Path, typer.Option("--key", help="File with the private key that signs.")]
-KeyNameOption = Annotated[
-    str, typer.Option("--key-name", help="Name of the key, such as example.com/releases.")
-]
+KeyNameOption = Annotated[str, typer.Option(help="Name of the key, such as example.com/releases.")]
 
 
 @commands.command(name="new-key")
@@ -56,10 +53,10 @@ def new_key(
 def build(
     recipe: Annotated[Path, typer.Argument(help="Recipe (YAML) of the bundle.")],
     directory: DirectoryArgument,
-    key: KeyOption,
+    key: Annotated[Path, typer.Option(help="File with the private key that signs.")],
     key_name: KeyNameOption,
     key_not_after: Annotated[
-        str, typer.Option("--key-not-after", help="Last day on which sites accept signatures of this key.")
+        str, typer.Option(help="Last day on which sites accept signatures of this key.")
     ],
     created: Annotated[
         int,
@@ -107,7 +104,7 @@ def split_bundle(
     source: SourceArgument,
     directory: DirectoryArgument,
     part_bytes: Annotated[
-        int, typer.Option("--part-bytes", min=1, help="Maximum bytes of a part; the default suits FAT32.")
+        int, typer.Option(min=1, help="Maximum bytes of a part; the default suits FAT32.")
     ] = FAT32_BYTES,
 ) -> None:
     """Split a bundle into parts for a transport medium; `cat bundle.tar.*` joins them to one tar file."""

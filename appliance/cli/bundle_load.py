@@ -4,6 +4,7 @@ import platform
 import shlex
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from appliance.audit.append import append_entry
 from appliance.audit.entry_types import EntryType
-from appliance.cli.common.audit_log import open_store
+from appliance.cli.common.audit_log import has_log, open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
@@ -26,27 +27,16 @@ from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.placing import room
 from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
 
+_say = partial(typer.echo, err=True)
+
 SourceArgument = Annotated[Path, typer.Argument(help="A directory, a directory of parts, or a tar file.")]
 BaseOption = Annotated[Path | None, typer.Option("--base", help="Bundle that a difference was made against.")]
 TrustedOption = Annotated[
-    Path | None,
-    typer.Option("--trusted", help="Trusted keys; default: bundle-keys.txt in the data directory."),
+    Path | None, typer.Option(help="Trusted keys; default: bundle-keys.txt in the data directory.")
 ]
 ModelsOption = Annotated[Path | None, typer.Option("--models", help="Directory of models.")]
 FilesOption = Annotated[
-    Path | None, typer.Option("--files", help="Directory for charts, compose files, wheels and SBOMs.")
-]
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="Container engine to load images into: docker.")
-]
-RegistryOption = Annotated[
-    str | None, typer.Option("--registry", help="Registry for images and charts: https://host/prefix.")
-]
-CredentialsOption = Annotated[
-    Path | None, typer.Option("--registry-credentials", help="File with `name:password` of the registry.")
-]
-AuthorityOption = Annotated[
-    Path | None, typer.Option("--registry-ca", help="CA certificates (PEM) that verify the registry's.")
+    Path | None, typer.Option(help="Directory for charts, compose files, wheels and SBOMs.")
 ]
 
 
@@ -95,10 +85,16 @@ def load(
     base: BaseOption = None,
     models: ModelsOption = None,
     files: FilesOption = None,
-    engine: EngineOption = None,
-    registry: RegistryOption = None,
-    registry_credentials: CredentialsOption = None,
-    registry_ca: AuthorityOption = None,
+    engine: Annotated[str | None, typer.Option(help="Container engine to load images into: docker.")] = None,
+    registry: Annotated[
+        str | None, typer.Option(help="Registry for images and charts: https://host/prefix.")
+    ] = None,
+    registry_credentials: Annotated[
+        Path | None, typer.Option(help="File with `name:password` of the registry.")
+    ] = None,
+    registry_ca: Annotated[
+        Path | None, typer.Option(help="CA certificates (PEM) that verify the registry's.")
+    ] = None,
     trusted: TrustedOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
@@ -114,13 +110,7 @@ def load(
         engine=None if engine is None else Engine(command=shlex.split(engine), machine=platform.machine()),
         registry=None if registry is None else _registry(registry, registry_credentials, registry_ca),
     )
-    changed = load_bundle(
-        bundle,
-        targets,
-        _home(settings),
-        lambda manifest, signer: _record(settings, manifest, signer),
-        _say,
-    )
+    changed = load_bundle(bundle, targets, _home(settings), partial(_record, settings), _say)
     title = f"{bundle.manifest.name} {bundle.manifest.version}"
     typer.echo(f"{title} is loaded" if changed else f"{title} is already loaded; nothing changed")
 
@@ -130,16 +120,11 @@ COMMANDS: dict[str, Callable[..., None]] = {"verify": verify, "plan": plan, "loa
 
 
 def trusted_keys(settings: Settings, path: Path | None) -> Sequence[TrustedKey]:
-    """The keys the site trusts; raises ConfigurationError if there are none."""
     return load_trusted_keys(path or _home(settings).trusted)
 
 
 def _open(settings: Settings, source: Path, trusted: Path | None, base: Path | None) -> Bundle:
     return open_bundle(source, trusted=trusted_keys(settings, trusted), now=wall_clock(), base=base)
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def _home(settings: Settings) -> Home:
@@ -164,10 +149,9 @@ def _registry(url: str, credentials: Path | None, authority: Path | None) -> Reg
 
 def _record(settings: Settings, manifest: BundleManifest, signer: str) -> None:
     """Append `bundle.installed`; an installation that was never started has no log yet."""
-    if settings.audit.database_url is None and not (locate(settings).directory / "audit.db").exists():
-        typer.echo(
-            "appliance: there is no audit log yet: this load is recorded in bundle.json only", err=True
-        )
+    if not has_log(settings):
+        message = "appliance: there is no audit log yet: this load is recorded in bundle.json only"
+        typer.echo(message, err=True)
         return
     fields = {
         "bundle": manifest.name,
@@ -177,10 +161,5 @@ def _record(settings: Settings, manifest: BundleManifest, signer: str) -> None:
         "signer": signer,
     }
     with open_store(settings) as store:
-        append_entry(
-            store,
-            EntryType.BUNDLE_INSTALLED,
-            fields,
-            origin=settings.audit.origin,
-            clock=wall_clock,
-        )
+        origin = settings.audit.origin
+        append_entry(store, EntryType.BUNDLE_INSTALLED, fields, origin=origin, clock=wall_clock)

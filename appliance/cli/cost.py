@@ -6,7 +6,7 @@ The report names tenants and holds no content.  Reading it is not recorded in th
 
 import time
 from contextlib import closing
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 from zoneinfo import ZoneInfo
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from appliance.cli.common.audit_log import has_log
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ConfigurationError
 from appliance.gateway.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
@@ -30,24 +31,18 @@ from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Report the cost of serving, by tenant and model.", no_args_is_help=True)
 
-FromOption = Annotated[
-    str | None, typer.Option("--from", help="First day or month; default: the first of this month.")
-]
-ToOption = Annotated[
-    str | None, typer.Option("--to", help="Day or month before which it ends; default: the end of today.")
-]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV for spreadsheets.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write a self-contained HTML page.")]
-
 
 @commands.command()
 def report(
-    first: FromOption = None,
-    end: ToOption = None,
-    as_csv: CsvOption = False,  # noqa: FBT002 - a flag of the command line
-    as_json: JsonOption = False,  # noqa: FBT002
-    html: HtmlOption = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="First day or month; default: the first of this month.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Day or month before which it ends; default: the end of today.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV for spreadsheets.")] = False,  # noqa: FBT002 - a flag of the command line
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,  # noqa: FBT002
+    html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
@@ -76,10 +71,6 @@ def read_report(settings: Settings, first: str | None, end: str | None, now: flo
     The report from `first` (default: the first of this month) to before `end` (default: the end of today).
 
     Days are those of `limits.time_zone`; `now` is Unix time.
-
-    Raises:
-        ConfigurationError: the days are invalid, or there is no database.
-        CostUnavailableError: the database cannot be read.
     """
     zone = ZoneInfo(settings.limits.time_zone)
     today = datetime.fromtimestamp(now, UTC).astimezone(zone).date()
@@ -88,7 +79,7 @@ def read_report(settings: Settings, first: str | None, end: str | None, now: flo
     if first_day >= end_day:
         raise ConfigurationError(f"--from must be before --to: {first_day} is not before {end_day}")
     installation = locate(settings)
-    if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
+    if not has_log(settings):
         message = f"there is no database in {installation.directory}: name its directory with --data"
         raise ConfigurationError(message)
     with closing(CostStore(installation.database_url)) as store:
@@ -98,7 +89,7 @@ def read_report(settings: Settings, first: str | None, end: str | None, now: flo
 
 def _show(made: CostReport) -> None:
     end = made.end - timedelta(days=1)
-    table = Table(title=f"Cost of serving, {_day(made.begin)} to {_day(end)}, in {escape(made.currency)}")
+    table = Table(title=f"Cost of serving, {made.begin.date()} to {end.date()}, in {escape(made.currency)}")
     table.add_column("tenant", overflow="fold", min_width=len(UNATTRIBUTED))
     table.add_column("model", overflow="fold")
     for column in ("delivered", "engine h", "kWh", "cost", "per 1M"):
@@ -143,7 +134,3 @@ def _amounts(seconds: float, joules: float, cost: float) -> tuple[str, str, str]
 
 def _hours(seconds: float) -> str:
     return f"{seconds / SECONDS_PER_HOUR:,.3f}"
-
-
-def _day(moment: datetime) -> date:
-    return moment.date()

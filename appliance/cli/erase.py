@@ -51,18 +51,16 @@ class Logged(StrEnum):
 
 TenantOption = Annotated[str, typer.Option("--tenant", help="Name of the tenant.")]
 BeforeOption = Annotated[
-    str | None, typer.Option("--before", help="Only requests before this time (RFC 3339) or date (UTC).")
+    str | None, typer.Option(help="Only requests before this time (RFC 3339) or date (UTC).")
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason; recorded in the audit log.")]
 
 
 def erase(
     tenant: TenantOption,
-    basis: Annotated[str, typer.Option("--basis", help="Legal basis or request; recorded in the audit log.")],
+    basis: Annotated[str, typer.Option(help="Legal basis or request; recorded in the audit log.")],
     before: BeforeOption = None,
-    request: Annotated[
-        list[str] | None, typer.Option("--request", help="Id of a request; repeatable.")
-    ] = None,
+    request: Annotated[list[str] | None, typer.Option(help="Id of a request; repeatable.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,  # noqa: FBT002
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -136,9 +134,9 @@ def holds(url: UrlOption = None, config: ConfigOption = None, data: DataOption =
 
 def open_content(
     request_id: Annotated[str, typer.Argument(help="Id of the request, as in the audit log.")],
-    part: Annotated[Logged | None, typer.Option("--part", help="Only this part; default: both.")] = None,
+    part: Annotated[Logged | None, typer.Option(help="Only this part; default: both.")] = None,
     keys: Annotated[
-        Path | None, typer.Option("--keys", help="Also write the data keys, for `verify --payload-keys`.")
+        Path | None, typer.Option(help="Also write the data keys, for `verify --payload-keys`.")
     ] = None,
     purpose: PurposeOption = "",
     url: RecorderOption = None,
@@ -181,7 +179,7 @@ def open_content(
 def check(
     request_id: Annotated[str, typer.Argument(help="Id of the request, as in the audit log.")],
     file: Annotated[Path, typer.Argument(help="File with the claimed content.")],
-    part: Annotated[Logged, typer.Option("--part", help="Request body or response.")] = Logged.REQUEST,
+    part: Annotated[Logged, typer.Option(help="Request body or response.")] = Logged.REQUEST,
     purpose: PurposeOption = "",
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -205,8 +203,9 @@ def check(
         if "payload_digest" in entry:
             payload = store.get(request_id, wanted)
             if payload is None:
-                message = f"the {part} of request {request_id} was erased, and its key with it"
-                raise ConfigurationError(message)
+                raise ConfigurationError(
+                    f"the {part} of request {request_id} was erased, and its key with it"
+                )
             found = commit_under(_data_key(settings, payload), where, content)
         else:
             found = commit(_tenant_key(settings, entry["payload_key"], Purpose.COMMITMENT), where, content)
@@ -228,12 +227,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _named(store: AuditStore, request_id: str, field: str) -> dict[Part, tuple[int, dict[str, Any]]]:
-    """
-    Index and entry of the parts of a request whose entries have a field.
-
-    Raises:
-        ConfigurationError: there are none.
-    """
+    """Index and entry of the parts of a request whose entries have a field."""
     named = {}
     for leaf in store.leaf_by_request(request_id):
         entry = json.loads(leaf.leaf)
@@ -245,18 +239,10 @@ def _named(store: AuditStore, request_id: str, field: str) -> dict[Part, tuple[i
 
 
 def _data_key(settings: Settings, payload: Payload) -> bytes:
-    """The key of one payload; raises as `_tenant_key` does."""
     return unwrap(payload.sealed.wrapped_key, _tenant_key(settings, payload.key_id, Purpose.WRAPPING))
 
 
 def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
-    """
-    A tenant's key.
-
-    Raises:
-        ConfigurationError: it was destroyed, or is not on this machine.
-        AuditKeyError: the keys cannot be read.
-    """
     directory = settings.audit.payload_keys_directory or locate(settings).payload_keys
     master = settings.audit.payload_master_key_file
     keys = PayloadKeys(

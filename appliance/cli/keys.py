@@ -21,7 +21,7 @@ REASON_CHARACTERS = 200
 commands = typer.Typer(help="Manage tenants' API keys.", no_args_is_help=True)
 KeyArgument = Annotated[str, typer.Argument(help="Id of the key: the eight characters after `sk-`.")]
 ExpiresOption = Annotated[
-    str | None, typer.Option("--expires", help="Expiry: after a duration (90d), or at a date or time (UTC).")
+    str | None, typer.Option(help="Expiry: after a duration (90d), or at a date or time (UTC).")
 ]
 
 
@@ -29,7 +29,7 @@ ExpiresOption = Annotated[
 def create(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     models: Annotated[
-        str | None, typer.Option("--models", help="Restrict it to these of its tenant's models: a,b.")
+        str | None, typer.Option(help="Restrict it to these of its tenant's models: a,b.")
     ] = None,
     expires: ExpiresOption = None,
     admin: Annotated[  # noqa: FBT002 - a flag of the command line
@@ -55,9 +55,7 @@ def create(
 @commands.command()
 def rotate(
     key_id: KeyArgument,
-    overlap: Annotated[
-        str, typer.Option("--overlap", help="Time the old key stays valid: 30m, 24h, 7d.")
-    ] = "24h",
+    overlap: Annotated[str, typer.Option(help="Time the old key stays valid: 30m, 24h, 7d.")] = "24h",
     expires: ExpiresOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
@@ -85,7 +83,7 @@ def rotate(
 @commands.command()
 def revoke(
     key_id: KeyArgument,
-    reason: Annotated[str | None, typer.Option("--reason", help="Reason, recorded in the audit log.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason, recorded in the audit log.")] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:

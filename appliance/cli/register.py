@@ -26,35 +26,19 @@ CLOCK: Callable[[], float] = time.time  # noqa: TID251 - commands are compositio
 
 
 def read_roster(settings: Settings) -> Roster:
-    """
-    All tenants and keys.
-
-    Raises:
-        ConfigurationError: the database of the settings does not exist.
-        TenantsUnavailableError: it cannot be read.
-    """
+    """All tenants and keys."""
     with _open_register(settings) as registrar:
         return asyncio.run(registrar.roster())
 
 
 def change_roster(settings: Settings, edit: Edit, *, reason: str | None = None) -> Roster:
-    """
-    Apply one change; returns the new state.
-
-    Raises:
-        ApplianceError: the change was not made.
-    """
+    """Apply one change; returns the new state.  Raises ApplianceError if the change was not made."""
     with _open_register(settings) as registrar:
         return asyncio.run(registrar.apply(edit, actor=f"cli:{account_name()}", reason=reason))
 
 
 def parse_expiry(text: str | None, now: float) -> int | None:
-    """
-    Unix time of an expiry: a duration such as `90d`, a date, or a date and time in UTC.
-
-    Raises:
-        ConfigurationError: it has another form.
-    """
+    """Unix time of an expiry: a duration such as `90d`, a date, or a date and time in UTC."""
     if text is None:
         return None
     if text[-1:] in SECONDS_IN and text.isascii() and text[:-1].isdigit():

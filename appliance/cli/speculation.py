@@ -44,8 +44,8 @@ def status(
     settings = settings_from(config, data)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_status(settings, url)), indent=2))
-        return
-    show(settings, url, _render, once=once)
+    else:
+        show(settings, url, _render, once=once)
 
 
 @commands.command()

@@ -41,34 +41,23 @@ def show(
     *,
     once: bool,
 ) -> None:
-    """
-    Print the result of `picture` once, or refresh it until interrupted.
+    """Print the result of `picture` once, or refresh it until interrupted."""
+    console = Console()
 
-    Raises:
-        ConfigurationError: the gateway does not answer, or refuses the admin key.
-    """
+    async def run() -> None:
+        async with open_admin(settings, url) as gateway:
+            if once:
+                console.print(await picture(gateway))
+                return
+            with Live(await picture(gateway), console=console, auto_refresh=False) as live:
+                while True:
+                    await asyncio.sleep(REFRESH_SECONDS)
+                    live.update(await picture(gateway), refresh=True)
+
     try:
-        asyncio.run(_show(settings, url, picture, once=once))
+        asyncio.run(run())
     except KeyboardInterrupt:
         return
-
-
-async def _show(
-    settings: Settings,
-    url: str | None,
-    picture: Callable[[AdminApi], Awaitable[RenderableType]],
-    *,
-    once: bool,
-) -> None:
-    console = Console()
-    async with open_admin(settings, url) as gateway:
-        if once:
-            console.print(await picture(gateway))
-            return
-        with Live(await picture(gateway), console=console, auto_refresh=False) as live:
-            while True:
-                await asyncio.sleep(REFRESH_SECONDS)
-                live.update(await picture(gateway), refresh=True)
 
 
 def render(status: dict[str, Any]) -> Group:

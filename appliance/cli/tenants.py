@@ -22,24 +22,19 @@ NO_LIMIT = "none"
 
 commands = typer.Typer(help="Manage tenants: models, priority, limits, permissions.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
-ModelsOption = Annotated[
-    str | None, typer.Option("--models", help="Models it may use: a,b; '*' for all, '' for none.")
-]
+ModelsOption = Annotated[str | None, typer.Option(help="Models it may use: a,b; '*' for all, '' for none.")]
 SpeculationOption = Annotated[str | None, typer.Option("--speculation", help="auto or off.")]
 ContentOption = Annotated[
-    str | None,
-    typer.Option("--content", help="Content in the audit log: none, digest or encrypted."),
+    str | None, typer.Option(help="Content in the audit log: none, digest or encrypted.")
 ]
 PriorityOption = Annotated[str | None, typer.Option("--priority", help="interactive, standard or batch.")]
 MayOption = Annotated[
-    str | None,
-    typer.Option("--may", help="Permissions: priority,lora,remote_media,train_drafts; '' for none."),
+    str | None, typer.Option(help="Permissions: priority,lora,remote_media,train_drafts; '' for none.")
 ]
 LimitOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--limit",
-        help="requests_per_minute=60 or MODEL:tokens_per_day=10000; =none for no limit; repeatable.",
+        help="requests_per_minute=60 or MODEL:tokens_per_day=10000; =none for no limit; repeatable."
     ),
 ]
 

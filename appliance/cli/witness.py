@@ -44,8 +44,8 @@ FileArgument = Annotated[Path, typer.Argument(help="File that is exchanged betwe
 @commands.command()
 def init(
     directory: HomeArgument,
-    name: Annotated[str, typer.Option("--name", help="Name it signs with, such as auditor.example/witness.")],
-    log: Annotated[list[str], typer.Option("--log", help="Key of a log, or a file of keys; repeatable.")],
+    name: Annotated[str, typer.Option(help="Name it signs with, such as auditor.example/witness.")],
+    log: Annotated[list[str], typer.Option(help="Key of a log, or a file of keys; repeatable.")],
     post_quantum: Annotated[bool, typer.Option("--post-quantum", help="Also cosign with ML-DSA-44.")] = False,  # noqa: FBT002 - a flag of the command line
 ) -> None:
     """Create a witness on this machine and print its public keys, for operators and auditors."""
@@ -62,13 +62,13 @@ def key(directory: HomeArgument) -> None:
 @commands.command()
 def serve(
     directory: HomeArgument,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 picks one.")] = 8090,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks one.")] = 8090,
 ) -> None:
     """Cosign over HTTP until stopped."""
     home = WitnessHome(directory=directory)
     name = home.signer().name
-    asyncio.run(_serve(_open(home), name, host, port))
+    asyncio.run(_serve(home.open(wall_clock), name, host, port))
 
 
 @commands.command()
@@ -76,7 +76,7 @@ def cosign(directory: HomeArgument, file: FileArgument) -> None:
     """Cosign the head in a file from `export-head`; the result replaces the file's content."""
     text = _read(file)
     parse_request(text)  # a file of another kind is an error, not a refusal
-    answer = _open(WitnessHome(directory=directory)).add_checkpoint(text)
+    answer = WitnessHome(directory=directory).open(wall_clock).add_checkpoint(text)
     if answer.status == CONFLICT:
         raise AuditVerificationError(
             f"this witness is at {answer.text.strip()} entries: on the log's machine run `appliance "
@@ -92,7 +92,7 @@ def cosign(directory: HomeArgument, file: FileArgument) -> None:
 def export_head(
     file: FileArgument,
     witness: Annotated[
-        str | None, typer.Option("--witness", help="Name of the witness; required if there are several.")
+        str | None, typer.Option(help="Name of the witness; required if there are several.")
     ] = None,
     start: Annotated[
         int | None, typer.Option("--from", min=0, help="Tree size of the witness, if it reported one.")
@@ -153,10 +153,6 @@ async def _serve(witness: Witness, name: str, host: str, port: int) -> None:
     async with serving(witness, host, port) as url:
         typer.echo(f"witness {name} cosigns at {url}")
         await stop.wait()
-
-
-def _open(home: WitnessHome) -> Witness:
-    return home.open(wall_clock)
 
 
 @contextmanager

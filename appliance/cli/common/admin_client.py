@@ -31,15 +31,13 @@ class AdminApi:
         self._session = session
 
     async def get(self, path: str) -> dict[str, Any]:
-        """GET a path below `/admin/v1/`; raises as `request` does."""
         return await self.request("GET", path)
 
     async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """
         Send one request to a path below `/admin/v1/`.
 
-        Raises:
-            ConfigurationError: the gateway does not answer, or refuses the key or the request.
+        Raises ConfigurationError if the gateway does not answer, or refuses the key or the request.
         """
         try:
             async with self._session.request(
@@ -66,12 +64,7 @@ class AdminApi:
 async def open_admin(
     settings: Settings, url: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> AsyncIterator[AdminApi]:
-    """
-    Connect to the gateway at `url`, by default the one in the settings.
-
-    Raises:
-        ConfigurationError: the admin key cannot be read, or a certificate in the settings is unusable.
-    """
+    """Connect to the gateway at `url`, by default the one in the settings."""
     scheme = "https" if settings.tls.certificate_file else "http"
     base = (url or f"{scheme}://{settings.api.host}:{settings.api.port}").rstrip("/")
     key_file = locate(settings).admin_key
@@ -82,9 +75,7 @@ async def open_admin(
         message = f"cannot read the admin key {key_file} ({reason}): pass its directory with --data"
         raise ConfigurationError(message) from error
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    encrypted = base.startswith("https:")
-    connector = aiohttp.TCPConnector(
-        ssl=command_context(settings.tls, is_own=url is None) if encrypted else True
-    )
+    context = command_context(settings.tls, is_own=url is None) if base.startswith("https:") else True
+    connector = aiohttp.TCPConnector(ssl=context)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
         yield AdminApi(base, key, session)

@@ -7,7 +7,7 @@ the admin key authenticates the reader; no other option sends the key.  Fails cl
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from appliance.infra.settings import Settings
 PAGE = 1000
 """Entries read from the store at a time."""
 RecorderOption = Annotated[
-    str | None, typer.Option("--url", help="Gateway that records the reading; default: this command.")
+    str | None, typer.Option(help="Gateway that records the reading; default: this command.")
 ]
 PurposeOption = Annotated[str, typer.Option("--purpose", help="Reason; recorded in the audit log.")]
 UnrecordedOption = Annotated[
@@ -36,8 +36,6 @@ UnrecordedOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """One run of a command that reads the log."""
-
     settings: Settings
     store: SqlAuditStore
     url: str | None
@@ -50,14 +48,11 @@ class Reader:
         """
         Record the reading of entries `start` to before `end`; an empty range is not recorded.
 
-        Raises:
-            ConfigurationError: the purpose is not one line.
-            AuditUnavailableError: it cannot be recorded, and the reader does not insist.
+        Raises AuditUnavailableError if it cannot be recorded and the reader does not insist.
         """
         if len(self.purpose) > MAX_PURPOSE_CHARACTERS or not self.purpose.isprintable():
-            raise ConfigurationError(
-                f"--purpose must be one line of at most {MAX_PURPOSE_CHARACTERS} characters"
-            )
+            message = f"--purpose must be one line of at most {MAX_PURPOSE_CHARACTERS} characters"
+            raise ConfigurationError(message)
         if start == end:
             return
         reading = Reading(
@@ -66,13 +61,8 @@ class Reader:
         if self.url is not None and self._record_through_gateway(reading):
             return
         try:
-            append_entry(
-                self.store,
-                EntryType.AUDIT_READ,
-                reading.fields(),
-                origin=self.settings.audit.origin,
-                clock=wall_clock,
-            )
+            fields, origin = reading.fields(), self.settings.audit.origin
+            append_entry(self.store, EntryType.AUDIT_READ, fields, origin=origin, clock=wall_clock)
         except AuditError as error:
             if not self.insists:
                 reason = f"nothing is shown, because the reading cannot be recorded ({error})"
@@ -98,18 +88,14 @@ def open_reader(settings: Settings, url: str | None, purpose: str, *, unrecorded
 
 @contextmanager
 def open_store(settings: Settings) -> Iterator[SqlAuditStore]:
-    """
-    The audit log's database, for reading.
-
-    Raises:
-        ConfigurationError: there is no audit log where the settings say.
-    """
-    installation = locate(settings)
-    if settings.audit.database_url is None and not (installation.directory / "audit.db").exists():
-        message = f"there is no audit log in {installation.directory}: pass its directory with --data"
+    """The audit log's database, for reading; raises ConfigurationError if there is none."""
+    if not has_log(settings):
+        message = f"there is no audit log in {locate(settings).directory}: pass its directory with --data"
         raise ConfigurationError(message)
-    store = SqlAuditStore(installation.database_url)
-    try:
+    with closing(SqlAuditStore(locate(settings).database_url)) as store:
         yield store
-    finally:
-        store.close()
+
+
+def has_log(settings: Settings) -> bool:
+    """Whether the settings name a database or the data directory has one."""
+    return settings.audit.database_url is not None or (locate(settings).directory / "audit.db").exists()

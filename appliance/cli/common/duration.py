@@ -9,12 +9,7 @@ _DURATION = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 
 
 def parse_duration(text: str) -> int:
-    """
-    Seconds in a duration.
-
-    Raises:
-        ConfigurationError: it is not a number and one of s, m, h, d.
-    """
+    """Seconds in a duration."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ConfigurationError(f"{text!r} is not a duration: write 30s, 10m, 1h or 2d")

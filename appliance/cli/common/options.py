@@ -37,12 +37,7 @@ def ask_gateway(
     *,
     timeout_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """
-    Send one request to the gateway's admin API, at a path below `/admin/v1/`.
-
-    Raises:
-        ConfigurationError: there is no admin key, or the gateway does not answer or refuses the request.
-    """
+    """Send one request to the gateway's admin API, below `/admin/v1/`; raises as `AdminApi` does."""
     from appliance.cli.common.admin_client import TIMEOUT_SECONDS, open_admin  # noqa: PLC0415 - slow to import
 
     async def ask() -> dict[str, Any]:

@@ -38,37 +38,32 @@ ANY_LENGTH = 32768
 
 def harvest_samples(
     target: Annotated[
-        Path | None,
-        typer.Option("--target", help="Directory of the target; default: worker.model."),
+        Path | None, typer.Option(help="Directory of the target; default: worker.model.")
     ] = None,
     model: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="Name it is served under; default: its directory's; repeatable."),
+        list[str] | None, typer.Option(help="Name it is served under; default: its directory's; repeatable.")
     ] = None,
-    max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Maximum samples.")] = 5000,
+    max_samples: Annotated[int, typer.Option(min=1, help="Maximum samples.")] = 5000,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens of all samples together.")
+        int | None, typer.Option(min=1, help="Maximum tokens of all samples together.")
     ] = None,
     per_stratum: Annotated[
-        int | None,
-        typer.Option("--per-stratum", min=1, help="Maximum samples per template and context length."),
+        int | None, typer.Option(min=1, help="Maximum samples per template and context length.")
     ] = None,
     longest: Annotated[
-        int | None,
-        typer.Option("--longest", min=2, help="Maximum tokens of one sample; default: the target's context."),
+        int | None, typer.Option(min=2, help="Maximum tokens of one sample; default: the target's context.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Only requests since this time (RFC 3339) or date (UTC).")
+        str | None, typer.Option(help="Only requests since this time (RFC 3339) or date (UTC).")
     ] = None,
     tenant: Annotated[
-        list[str] | None,
-        typer.Option("--tenant", help="Only this tenant; repeatable; default: all that allow training."),
+        list[str] | None, typer.Option(help="Only this tenant; repeatable; default: all that allow training.")
     ] = None,
     other_weights: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--other-weights", help="Include answers of other weights of the model.")
     ] = False,
-    seed: Annotated[str, typer.Option("--seed", help="Seed of the random choice.")] = "1",
-    purpose: Annotated[str, typer.Option("--purpose", help="Reason, recorded in the audit log.")] = "",
+    seed: Annotated[str, typer.Option(help="Seed of the random choice.")] = "1",
+    purpose: Annotated[str, typer.Option(help="Reason, recorded in the audit log.")] = "",
     dry_run: Annotated[  # noqa: FBT002 - as above
         bool, typer.Option("--dry-run", help="Show what would be harvested; reads no content.")
     ] = False,
@@ -128,12 +123,7 @@ COMMANDS: dict[str, Callable[..., None]] = {"harvest": harvest_samples}
 
 
 def _permitted(settings: Settings, named: list[str]) -> list[str]:
-    """
-    The named tenants, or all that allow harvesting.
-
-    Raises:
-        DraftRefusedError: a named one does not allow it, or none does.
-    """
+    """The named tenants, or all that allow harvesting."""
     permitted = [tenant.name for tenant in _tenants(settings) if allows(tenant)]
     for name in named:
         if name not in permitted:

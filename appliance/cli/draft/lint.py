@@ -17,8 +17,7 @@ def lint(
     target: Annotated[Path, typer.Argument(help="Directory of the target's weights.")],
     draft: Annotated[Path, typer.Argument(help="Directory of the draft head's weights.")],
     context: Annotated[
-        int | None,
-        typer.Option("--context", min=1, help="Longest context to be served; default: the target's."),
+        int | None, typer.Option(min=1, help="Longest context to be served; default: the target's.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
@@ -64,11 +63,11 @@ def _shown(finding: Finding) -> dict[str, str]:
 
 
 def _verdict(errors: int, warnings: int) -> str:
-    also = f", {_count(warnings, 'warning')}" if warnings else ""
+    also = f", {count_of(warnings, 'warning')}" if warnings else ""
     if errors:
-        return f"does not fit: {_count(errors, 'error')}{also}"
+        return f"does not fit: {count_of(errors, 'error')}{also}"
     return f"fits{also}"
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -17,6 +17,7 @@ from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.draft.lint import count_of
 from appliance.drafts.harvest.dataset import find_manifest
 from appliance.drafts.harvest.provenance import ErasedSample, Provenance, first_training, parse_used, trace
 from appliance.drafts.registry.revision import Revision
@@ -61,14 +62,6 @@ COMMANDS: dict[str, Callable[..., None]] = {"provenance": provenance}
 
 
 def _trace(settings: Settings, revision: Revision, weights: Path) -> Provenance:
-    """
-    Collect what is known of a draft's data.
-
-    Raises:
-        DraftNotFoundError: it has no training data on record, or its data set is not on this machine.
-        DraftRefusedError: its records were altered.
-        AuditError: the log cannot be read.
-    """
     record = _record(weights)
     if revision.dataset is None or "used" not in record:
         raise DraftNotFoundError(
@@ -113,7 +106,7 @@ def _report(revision: Revision, found: Provenance) -> list[tuple[str, str]]:
         ("draft", revision.digest),
         ("data set", str(found.dataset)),
         ("trained", "not in the log" if found.trained is None else f"entry {found.trained}"),
-        ("samples", f"{found.used} of {_count(len(found.tenants), 'tenant')}"),
+        ("samples", f"{found.used} of {count_of(len(found.tenants), 'tenant')}"),
         *(("", f"{tenant}: {count}") for tenant, count in found.tenants.items()),
     ]
     if found.unknown:
@@ -145,7 +138,3 @@ def _verdict(found: Provenance) -> str:
             "train and promote another, or take it out of service with `appliance draft rollback`"
         )
     return "sound: no request it was trained on was erased"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

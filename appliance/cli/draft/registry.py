@@ -89,11 +89,10 @@ def show(
 def import_draft(
     path: Annotated[Path, typer.Argument(help="Directory of the draft, or of a registered one.")],
     target: Annotated[
-        str | None,
-        typer.Option("--target", help="Directory or digest of its target; default: worker.model."),
+        str | None, typer.Option(help="Directory or digest of its target; default: worker.model.")
     ] = None,
     signature: Annotated[
-        Path | None, typer.Option("--signature", help="Its revision.sig, if it is not in that directory.")
+        Path | None, typer.Option(help="Its revision.sig, if it is not in that directory.")
     ] = None,
     vouch: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--vouch", help="Vouch for an unsigned draft.")

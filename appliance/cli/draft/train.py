@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -37,51 +38,11 @@ from appliance.serving.devices import detect_hardware
 from appliance.serving.weights import Weights, load_weights
 from appliance.sovereignty.environment import refuse_egress_variables
 
+_say = partial(typer.echo, err=True)
 STOPPED = 130
 """Exit code of a stopped training."""
 
-DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or a prefix of it.")]
-TargetOption = Annotated[
-    Path | None, typer.Option("--target", help="Directory of the target; default: worker.model.")
-]
-FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        help="Draft to start from: a registered one or a directory; default: the draft in service.",
-        metavar="DRAFT",
-    ),
-]
 ScratchOption = Annotated[bool, typer.Option("--from-scratch", help="Train an EAGLE 3.1 head from scratch.")]
-RunOption = Annotated[
-    str | None, typer.Option("--run", help="Name of the run; default: derived from its inputs.")
-]
-StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help=f"Steps; default: {STEPS}.")]
-MinutesOption = Annotated[
-    float | None, typer.Option("--minutes", help="Minutes of training, instead of --steps.")
-]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-BackendOption = Annotated[str, typer.Option("--backend", help="auto, small or speculators.")]
-BatchOption = Annotated[int, typer.Option("--batch", help="Windows per step.")]
-WindowOption = Annotated[int, typer.Option("--window", help="Maximum tokens per window.")]
-UnrollOption = Annotated[int, typer.Option("--unroll", help="Draft tokens trained in a row.")]
-DecayOption = Annotated[
-    float, typer.Option("--decay", help="Weight of a draft token relative to the previous one's.")
-]
-RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Peak learning rate; default: by the width of the draft.")
-]
-SeedOption = Annotated[int, typer.Option("--seed", help="Random seed.")]
-CorpusOption = Annotated[
-    Path | None, typer.Option("--corpus", help="File of general text (UTF-8) to mix in.")
-]
-ShareOption = Annotated[
-    float, typer.Option("--corpus-share", help="Share of a step's windows taken from general text.")
-]
-PythonOption = Annotated[
-    Path | None,
-    typer.Option("--python", help="Interpreter with speculators and vLLM; default: this one."),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,24 +58,43 @@ class _TrainingRequest:
 
 
 def train_draft(
-    dataset: DatasetOption,
-    target: TargetOption = None,
-    parent: FromOption = None,
+    dataset: Annotated[str, typer.Option(help="Digest of a data set, or a prefix of it.")],
+    target: Annotated[
+        Path | None, typer.Option(help="Directory of the target; default: worker.model.")
+    ] = None,
+    parent: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Draft to start from: a registered one or a directory; default: the draft in service.",
+            metavar="DRAFT",
+        ),
+    ] = None,
     from_scratch: ScratchOption = False,  # noqa: FBT002 - a flag of the command line
-    run: RunOption = None,
-    steps: StepsOption = None,
-    minutes: MinutesOption = None,
-    device: DeviceOption = "auto",
-    backend: BackendOption = "auto",
-    batch: BatchOption = 8,
-    window: WindowOption = 512,
-    unroll: UnrollOption = 3,
-    decay: DecayOption = 0.9,
-    rate: RateOption = None,
-    seed: SeedOption = 32,
-    corpus: CorpusOption = None,
-    corpus_share: ShareOption = 0.25,
-    python: PythonOption = None,
+    run: Annotated[
+        str | None, typer.Option(help="Name of the run; default: derived from its inputs.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help=f"Steps; default: {STEPS}.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes of training, instead of --steps.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, small or speculators.")] = "auto",
+    batch: Annotated[int, typer.Option(help="Windows per step.")] = 8,
+    window: Annotated[int, typer.Option(help="Maximum tokens per window.")] = 512,
+    unroll: Annotated[int, typer.Option(help="Draft tokens trained in a row.")] = 3,
+    decay: Annotated[
+        float, typer.Option(help="Weight of a draft token relative to the previous one's.")
+    ] = 0.9,
+    rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate; default: by the width of the draft.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 32,
+    corpus: Annotated[Path | None, typer.Option(help="File of general text (UTF-8) to mix in.")] = None,
+    corpus_share: Annotated[
+        float, typer.Option(help="Share of a step's windows taken from general text.")
+    ] = 0.25,
+    python: Annotated[
+        Path | None, typer.Option(help="Interpreter with speculators and vLLM; default: this one.")
+    ] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
@@ -256,7 +236,3 @@ def _digest(file: Path) -> str:
             return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
     except OSError as error:
         raise ConfigurationError(f"cannot read the corpus {file}: {error.strerror}") from error
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)

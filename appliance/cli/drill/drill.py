@@ -6,27 +6,36 @@ interrupted drill leaves nothing to undo.  Times are the gateway's Unix time.
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from http import HTTPStatus
+from math import inf
 from typing import Any
 
+import aiohttp
+
 from appliance.cli.common.admin_client import AdminApi
-from appliance.cli.drill.traffic import Traffic
 from appliance.errors import ConfigurationError
 from appliance.speculation.values import Reason, SpeculationMode
 
 WARM_LENGTH = 1.5
 """Acceptance length above which a worker counts as warm."""
-MAX_CONCURRENCY = 8
-MIN_COLLAPSE_SECONDS, MAX_COLLAPSE_SECONDS = 10, 180
+TIMEOUT = aiohttp.ClientTimeout(total=60.0)
+PAUSE_SECONDS = 0.5
+"""After a failed request, to spare a gateway in trouble."""
+FINISH_SECONDS = 10.0
+"""Time for running requests to end when the traffic stops; then they are cancelled."""
+FALLBACK_MODES = (SpeculationMode.SPECULATIVE, SpeculationMode.TARGET_ONLY)
 FALLBACK_REASONS = frozenset({Reason.COLLAPSED, Reason.BELOW_BREAK_EVEN})
 
 
 class DrillStage(StrEnum):
-    """What must happen in a drill, in this order."""
+    """In the order in which they must happen; also the names of a timeline's members."""
 
     WARM = "warm"
     FALLBACK = "fallback"
@@ -35,30 +44,15 @@ class DrillStage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrillPlan:
-    """Limits, in seconds."""
-
-    warm_seconds: float = 60.0
-    collapse_seconds: float = 60.0
-    total_seconds: float = 300.0
-    poll_seconds: float = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrillStart:
-    """The state before the drill."""
-
     model: str
-    sequence: int
-    """Of the last change."""
+    last_change: int
     audit_size: int
     now: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChange:
-    """One change of a worker's speculation mode."""
-
     sequence: int
     time: float
     worker: str
@@ -70,8 +64,8 @@ class ModeChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """Times of the drill's own steps; None for a step that was not reached."""
+class Timeline:
+    """Times of the drill's own steps and the change that shows each stage; None for what was not reached."""
 
     began: float
     warm: float | None = None
@@ -79,45 +73,87 @@ class Marks:
     """Only noise was sent from here on."""
     back: float | None = None
     """Only in-domain prompts were sent from here on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """The change that shows each stage; None for a stage that was not reached."""
-
-    marks: Marks
     fallback: ModeChange | None = None
     probe_failed: ModeChange | None = None
     recovered: ModeChange | None = None
 
     @property
-    def worker(self) -> str | None:
-        """The worker that fell back."""
-        return self.fallback.worker if self.fallback is not None else None
-
-    @property
     def missing(self) -> tuple[DrillStage, ...]:
-        shown = (self.marks.warm, self.fallback, self.probe_failed, self.recovered)
-        return tuple(stage for stage, evidence in zip(DrillStage, shown, strict=True) if evidence is None)
+        return tuple(stage for stage in DrillStage if getattr(self, stage) is None)
 
     @property
     def seconds_to_fallback(self) -> float | None:
-        """From the first noise to the fallback."""
-        return _between(self.marks.noise, self.fallback)
+        """From the first noise on."""
+        return None if self.noise is None or self.fallback is None else self.fallback.time - self.noise
 
     @property
     def seconds_to_recovery(self) -> float | None:
-        """From the last noise to the recovery."""
-        return _between(self.marks.back, self.recovered)
+        """From the last noise on."""
+        return None if self.back is None or self.recovered is None else self.recovered.time - self.back
+
+
+@dataclass(slots=True, kw_only=True)
+class Traffic:
+    """Greedy completions of one tenant at one gateway."""
+
+    session: aiohttp.ClientSession
+    base: str
+    key: str
+    model: str
+    concurrency: int
+    prompt: Callable[[], str]
+    """May be replaced while the traffic runs; running requests keep theirs."""
+    requests: int = field(default=0, init=False)
+    """Answered or failed."""
+    drafts: int = field(default=0, init=False)
+    failures: list[str] = field(default_factory=list, init=False)
+    _stopping: bool = field(default=False, init=False)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send requests within the context; at its end running ones may finish."""
+        tasks = [asyncio.create_task(self._send_all()) for _ in range(self.concurrency)]
+        try:
+            yield
+            self._stopping = True
+            await asyncio.wait(tasks, timeout=FINISH_SECONDS)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_all(self) -> None:
+        while not self._stopping:
+            failure = await self._send()
+            self.requests += 1
+            if failure is not None:
+                self.failures.append(failure)
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _send(self) -> str | None:
+        """Send one request; returns what failed, if anything."""
+        url, prompt = f"{self.base}/v1/completions", self.prompt()
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+        # The gateway returns the worker's draft counts only on request.
+        headers = {"Authorization": f"Bearer {self.key}", "X-Appliance-Metrics": "on"}
+        try:
+            async with self.session.post(url, json=body, headers=headers, timeout=TIMEOUT) as response:
+                status, text = response.status, await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            return f"no answer ({type(error).__name__})"
+        try:
+            content = json.loads(text)
+            if status != HTTPStatus.OK:
+                return f"{status} {content['error']['code']}"
+            counts = (content.get("metrics") or {}).get("speculative_decoding") or {}
+            self.drafts += int(counts.get("num_spec_steps", 0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{status} with a malformed answer"
+        return None
 
 
 async def prepare(gateway: AdminApi, model: str | None) -> DrillStart:
-    """
-    Choose the model and check that a worker can fall back and recover.
-
-    Raises:
-        ConfigurationError: none can, and why.
-    """
+    """Choose the model; raises ConfigurationError if no worker can fall back and recover."""
     workers = (await gateway.get("speculation"))["workers"]
     if model is None:
         model = next((name for worker in workers if worker["speculates"] for name in worker["models"]), None)
@@ -129,13 +165,12 @@ async def prepare(gateway: AdminApi, model: str | None) -> DrillStart:
         problems = "; ".join(problem for worker in serving for problem in worker["problems"]) or "no draft"
         raise ConfigurationError(f"speculation of {model} cannot be controlled: {problems}")
     if any(worker["override"] for worker in serving):
-        raise ConfigurationError(
-            f"{model} has an override: remove it with `appliance speculation auto` first"
-        )
+        message = f"{model} has an override: remove it with `appliance speculation auto` first"
+        raise ConfigurationError(message)
     audit_size = (await gateway.get("status"))["audit"]["size"]
     reply = await gateway.get("speculation/events")
-    sequence = reply["events"][-1]["sequence"] if reply["events"] else 0
-    return DrillStart(model=model, sequence=sequence, audit_size=audit_size, now=reply["now"])
+    last_change = reply["events"][-1]["sequence"] if reply["events"] else 0
+    return DrillStart(model=model, last_change=last_change, audit_size=audit_size, now=reply["now"])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,9 +182,11 @@ class Drill:
     """Its prompts are in-domain at first."""
     noise: Callable[[], str]
     start: DrillStart
-    plan: DrillPlan
     on_stage: Callable[[DrillStage, Timeline], None]
-    clock: Callable[[], float] = time.monotonic
+    warm_seconds: float = 60.0
+    collapse_seconds: float = 60.0
+    total_seconds: float = 300.0
+    poll_seconds: float = 0.25
     timeline: Timeline = field(init=False)
     changes: tuple[ModeChange, ...] = field(default=(), init=False)
     """Changes of all workers during the drill, oldest first."""
@@ -163,53 +200,48 @@ class Drill:
     """Stages not reported yet."""
 
     async def run(self) -> None:
-        """
-        Go through the stages until one is not reached in time.
-
-        Raises:
-            ConfigurationError: the gateway does not answer.
-        """
-        self._began, self.timeline = self.clock(), Timeline(marks=Marks(began=self.start.now))
+        """Go through the stages until one is not reached in time."""
+        self._began, self.timeline = time.monotonic(), Timeline(began=self.start.now)
         in_domain = self.traffic.prompt
-        async with self.traffic.running() as tally:
-            if await self._reached(DrillStage.WARM, self.plan.warm_seconds):
-                self._drafts_before, self.traffic.prompt = tally.drafts, self.noise
-                self._mark(noise=self._now())
-                failed = await self._reached(DrillStage.PROBE_FAILED, self.plan.collapse_seconds)
+        async with self.traffic.running():
+            if await self._reached(DrillStage.WARM, self.warm_seconds):
+                self._drafts_before, self.traffic.prompt = self.traffic.drafts, self.noise
+                self.timeline = replace(self.timeline, noise=self._now())
+                failed = await self._reached(DrillStage.PROBE_FAILED, self.collapse_seconds)
                 self.traffic.prompt = in_domain
-                self._mark(back=self._now())
+                self.timeline = replace(self.timeline, back=self._now())
                 if failed:
-                    await self._reached(DrillStage.RECOVERED, self.plan.total_seconds)
+                    await self._reached(DrillStage.RECOVERED, self.total_seconds)
         await self._poll()
 
     async def _reached(self, stage: DrillStage, seconds: float) -> bool:
         """Poll until a stage is reached; False after `seconds` or the time for the whole drill."""
-        until = min(self._began + self.plan.total_seconds, self.clock() + seconds)
+        until = min(self._began + self.total_seconds, time.monotonic() + seconds)
         while True:
             await self._poll()
             if stage is DrillStage.WARM and await self._is_warm():
-                self._mark(warm=self._now())
+                self.timeline = replace(self.timeline, warm=self._now())
                 return True
             if stage not in self.timeline.missing:
                 return True
-            if self.clock() >= until:
+            if time.monotonic() >= until:
                 return False
-            await asyncio.sleep(self.plan.poll_seconds)
+            await asyncio.sleep(self.poll_seconds)
 
     async def _poll(self) -> None:
-        after = self.changes[-1].sequence if self.changes else self.start.sequence
+        after = self.changes[-1].sequence if self.changes else self.start.last_change
         reply = await self.gateway.get(f"speculation/events?after={after}")
         self.changes += parse_changes(reply["events"])
-        self.timeline = find_stages(self.changes, self.timeline.marks)
+        self.timeline = find_stages(self.changes, self.timeline)
         if self.timeline.fallback is not None and self.drafts_to_fallback is None:
-            self.drafts_to_fallback = self.traffic.tally.drafts - self._drafts_before
+            self.drafts_to_fallback = self.traffic.drafts - self._drafts_before
         for stage in self._missing:
             if stage not in self.timeline.missing:
                 self.on_stage(stage, self.timeline)
         self._missing = self.timeline.missing
 
     async def _is_warm(self) -> bool:
-        if not self.traffic.tally.requests:
+        if not self.traffic.requests:
             return False
         for worker in (await self.gateway.get("speculation"))["workers"]:
             length = worker["acceptance_length"]
@@ -219,16 +251,12 @@ class Drill:
                 return True
         return False
 
-    def _mark(self, **marks: float) -> None:
-        self.timeline = replace(self.timeline, marks=replace(self.timeline.marks, **marks))
-
     def _now(self) -> float:
         """The gateway's time, by the local clock since `prepare`."""
-        return self.start.now + self.clock() - self._began
+        return self.start.now + time.monotonic() - self._began
 
 
 def parse_changes(rows: Iterable[Mapping[str, Any]]) -> tuple[ModeChange, ...]:
-    """Parse the admin API's changes, oldest first."""
     names = ("sequence", "worker", "mode", "previous_mode", "reason", "acceptance_length")
     return tuple(
         ModeChange(
@@ -240,51 +268,19 @@ def parse_changes(rows: Iterable[Mapping[str, Any]]) -> tuple[ModeChange, ...]:
     )
 
 
-def find_stages(changes: Sequence[ModeChange], marks: Marks) -> Timeline:
+def find_stages(changes: Sequence[ModeChange], times: Timeline) -> Timeline:
     """
     Find the stages among the changes, which are ordered by sequence.
 
     The first worker that falls back after the noise began is the one whose probe and recovery count; a worker
     that speculates again before the noise ended has not recovered.
     """
-    fallback = failed = recovered = None
-    for change in changes:
-        if fallback is None:
-            if marks.noise is not None and change.time >= marks.noise and _is_fallback(change):
-                fallback = change
-        elif change.worker != fallback.worker:
-            continue
-        elif failed is None:
-            failed = change if change.reason == Reason.PROBE_FAILED else None
-        elif recovered is None and marks.back is not None and change.time >= marks.back:
-            recovered = change if change.mode == SpeculationMode.SPECULATIVE else None
-    return Timeline(marks=marks, fallback=fallback, probe_failed=failed, recovered=recovered)
-
-
-def unrecorded(
-    changes: Sequence[ModeChange], entries: Sequence[tuple[str, str, str]]
-) -> tuple[ModeChange, ...]:
-    """
-    The changes without an audit entry of their own, in the order of the log.
-
-    `entries` has worker, mode and reason of each `speculation.changed`; others may lie in between.
-    """
-    missing, position = [], 0
-    for change in changes:
-        try:
-            position = entries.index((change.worker, change.mode, change.reason), position) + 1
-        except ValueError:
-            missing.append(change)
-    return tuple(missing)
-
-
-def _between(start: float | None, change: ModeChange | None) -> float | None:
-    return None if start is None or change is None else change.time - start
-
-
-def _is_fallback(change: ModeChange) -> bool:
-    return (
-        change.mode == SpeculationMode.TARGET_ONLY
-        and change.previous_mode == SpeculationMode.SPECULATIVE
-        and change.reason in FALLBACK_REASONS
-    )
+    noise, back = (inf if at is None else at for at in (times.noise, times.back))
+    rest = iter(changes)
+    stops = (each for each in rest if (each.previous_mode, each.mode) == FALLBACK_MODES)
+    fallback = next((each for each in stops if each.time >= noise and each.reason in FALLBACK_REASONS), None)
+    own = (each for each in rest if fallback is not None and each.worker == fallback.worker)
+    failed = next((each for each in own if each.reason == Reason.PROBE_FAILED), None)
+    starts = (each for each in own if each.mode == SpeculationMode.SPECULATIVE)
+    recovered = next((each for each in starts if each.time >= back), None)
+    return replace(times, fallback=fallback, probe_failed=failed, recovered=recovered)

@@ -2,8 +2,14 @@
 
 import asyncio
 import json
+import secrets
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,42 +22,31 @@ from appliance.cli.common.admin_client import open_admin
 from appliance.cli.common.audit_log import PAGE, open_store
 from appliance.cli.common.duration import parse_duration
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
-from appliance.cli.drill.drill import (
-    MAX_COLLAPSE_SECONDS,
-    MAX_CONCURRENCY,
-    MIN_COLLAPSE_SECONDS,
-    Drill,
-    DrillPlan,
-    DrillStage,
-    ModeChange,
-    Timeline,
-    prepare,
-    unrecorded,
-)
-from appliance.cli.drill.traffic import Traffic, code_prompts, file_prompts, in_turn, noise
+from appliance.cli.drill.drill import Drill, DrillStage, ModeChange, Timeline, Traffic, prepare
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.infra.settings import Settings
 
+PIECE_CHARACTERS = 600
+MODULES = (
+    *("argparse", "configparser", "csv", "difflib", "fractions"),
+    *("shutil", "statistics", "textwrap", "zipfile"),
+)
+"""Modules of the standard library whose source is read, not imported."""
+MAX_CONCURRENCY = 8
+MIN_COLLAPSE_SECONDS, MAX_COLLAPSE_SECONDS = 10, 180
 ATTEMPTS, PAUSE_SECONDS = 20, 0.25
 """Reads of the audit log: an entry is written a moment after its change."""
 
 
 def drill(
     key: Annotated[str | None, typer.Option("--key", help="API key of a tenant.")] = None,
-    key_file: Annotated[
-        Path | None, typer.Option("--key-file", help="File with the API key of a tenant.")
-    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="File with the API key of a tenant.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model to drill; default: the first.")] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")
-    ] = 2,
+    concurrency: Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")] = 2,
     prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", help="File of prompts the draft predicts well; default: Python code."),
+        Path | None, typer.Option(help="File of prompts the draft predicts well; default: Python code.")
     ] = None,
-    collapse_for: Annotated[
-        str, typer.Option("--collapse-for", help="Maximum time to send noise, such as 60s.")
-    ] = "60s",
+    collapse_for: Annotated[str, typer.Option(help="Maximum time to send noise, such as 60s.")] = "60s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -65,21 +60,17 @@ def drill(
     no request failed, and the audit log has every change.
     """
     settings = settings_from(config, data)
-    plan = DrillPlan(collapse_seconds=collapse_seconds(collapse_for))
-    tenant_key = _key(key, key_file)
+    noise_seconds, tenant_key = collapse_seconds(collapse_for), _key(key, key_file)
     good = in_turn(code_prompts() if prompts is None else file_prompts(prompts))
 
-    def show(stage: DrillStage, found: Timeline) -> None:
-        if not as_json:
-            typer.echo(describe(stage, found))
+    say: Callable[[str], None] = (lambda _: None) if as_json else typer.echo
 
     async def conduct() -> Drill:
         async with open_admin(settings, url) as gateway, aiohttp.ClientSession(trust_env=False) as session:
             start = await prepare(gateway, model)
-            if not as_json:
-                typer.echo(f"drill of {start.model} at {gateway.base}, {concurrency} requests at a time")
+            say(f"drill of {start.model} at {gateway.base}, {concurrency} requests at a time")
             traffic = Traffic(
-                session,
+                session=session,
                 base=gateway.base,
                 key=tenant_key,
                 model=start.model,
@@ -87,7 +78,12 @@ def drill(
                 prompt=good,
             )
             trial = Drill(
-                gateway=gateway, traffic=traffic, noise=noise, start=start, plan=plan, on_stage=show
+                gateway=gateway,
+                traffic=traffic,
+                noise=noise,
+                start=start,
+                on_stage=lambda stage, found: say(describe(stage, found)),
+                collapse_seconds=noise_seconds,
             )
             await trial.run()
             return trial
@@ -98,13 +94,43 @@ def drill(
     raise typer.Exit(1 if problems else 0)
 
 
-def collapse_seconds(text: str) -> int:
-    """
-    Parse the maximum time for noise.
+def code_prompts() -> tuple[str, ...]:
+    """Pieces of the standard library's source, each from the start of a line."""
+    pieces = tuple(piece for name in MODULES for piece in cut(_source(name)))
+    if not pieces:
+        raise ConfigurationError("this Python has no source of its standard library: use --prompts")
+    return pieces
 
-    Raises:
-        ConfigurationError: it is not a duration, or out of bounds.
-    """
+
+def file_prompts(path: Path) -> tuple[str, ...]:
+    """Prompts from a file, one per line: a JSON string, or the line as it is."""
+    lines = _read(path, "prompts").splitlines()
+    prompts = tuple(prompt for line in lines if (prompt := _line(line)).strip())
+    if not prompts:
+        raise ConfigurationError(f"the file {path} has no prompts: write one per line")
+    return prompts
+
+
+def cut(text: str) -> Iterator[str]:
+    """Cut a text into pieces of whole lines, each at least `PIECE_CHARACTERS` long; the rest is dropped."""
+    piece = ""
+    for line in text.splitlines(keepends=True):
+        piece += line
+        if len(piece) >= PIECE_CHARACTERS:
+            yield piece
+            piece = ""
+
+
+def in_turn(prompts: Sequence[str]) -> Callable[[], str]:
+    return partial(next, cycle(prompts))
+
+
+def noise() -> str:
+    """Random hexadecimal digits: unpredictable, and without a prefix that could be cached."""
+    return secrets.token_hex(PIECE_CHARACTERS // 2)
+
+
+def collapse_seconds(text: str) -> int:
     seconds = parse_duration(text)
     if not MIN_COLLAPSE_SECONDS <= seconds <= MAX_COLLAPSE_SECONDS:
         bounds = f"{MIN_COLLAPSE_SECONDS}s to {MAX_COLLAPSE_SECONDS}s"
@@ -115,20 +141,21 @@ def collapse_seconds(text: str) -> int:
 def judge(settings: Settings, done: Drill) -> tuple[str, ...]:
     """What was wrong with a drill, in one line each; compares it with this machine's audit log."""
     try:
-        missing = missing_entries(settings, done.changes, done.start.audit_size)
+        missing = unrecorded(done.changes, _recorded(settings, done.start.audit_size))
+        for _ in range(ATTEMPTS if missing else 0):
+            time.sleep(PAUSE_SECONDS)
+            missing = unrecorded(done.changes, _recorded(settings, done.start.audit_size))
+            if not missing:
+                break
     except ApplianceError as error:
-        return problems_of(done.timeline, done.traffic.tally.failures, unread=str(error))
-    return problems_of(done.timeline, done.traffic.tally.failures, missing)
+        return problems_of(done.timeline, done.traffic.failures, unread=str(error))
+    return problems_of(done.timeline, done.traffic.failures, missing)
 
 
 def problems_of(
-    found: Timeline, failures: list[str], missing: tuple[ModeChange, ...] = (), *, unread: str | None = None
+    found: Timeline, failures: list[str], missing: Sequence[ModeChange] = (), *, unread: str | None = None
 ) -> tuple[str, ...]:
-    """
-    What was wrong: the first stage not reached, failed requests, changes without an audit entry.
-
-    `unread` says why the log could not be read.
-    """
+    """`missing` are changes without an audit entry; `unread` says why the log could not be read."""
     problems = [f"the stage {stage} was not reached" for stage in found.missing[:1]]
     if failures:
         problems.append(f"{len(failures)} requests failed, the first with: {failures[0]}")
@@ -141,66 +168,53 @@ def problems_of(
     return tuple(problems)
 
 
-def missing_entries(
-    settings: Settings, changes: tuple[ModeChange, ...], audit_size: int
-) -> tuple[ModeChange, ...]:
-    """
-    The changes without their entry among those from index `audit_size` on.
-
-    Raises:
-        ApplianceError: there is no audit log here, it cannot be read, or it is another one.
-    """
-    missing = unrecorded(changes, _recorded(settings, audit_size))
-    for _ in range(ATTEMPTS):
-        if not missing:
-            break
-        time.sleep(PAUSE_SECONDS)
-        missing = unrecorded(changes, _recorded(settings, audit_size))
+def unrecorded(changes: Sequence[ModeChange], entries: Sequence[tuple[str, str, str]]) -> list[ModeChange]:
+    """The changes without an audit entry of their own; `entries` are worker, mode and reason in order."""
+    missing, position = [], 0
+    for change in changes:
+        try:
+            position = entries.index((change.worker, change.mode, change.reason), position) + 1
+        except ValueError:
+            missing.append(change)
     return missing
 
 
 def _recorded(settings: Settings, audit_size: int) -> tuple[tuple[str, str, str], ...]:
     """Worker, mode and reason of each `speculation.changed` from index `audit_size` on, in order."""
-    found = []
     with open_store(settings) as store:
         size = store.head().size
         if size < audit_size:
             raise ConfigurationError(
                 f"the log here has {size} entries, the gateway's {audit_size}: give its directory with --data"
             )
-        for start in range(audit_size, size, PAGE):
-            for leaf in store.leaves(start, min(size, start + PAGE)):
-                if leaf.type == EntryType.SPECULATION_CHANGED:
-                    fields = decode(leaf.leaf).fields
-                    found.append((str(fields["worker"]), str(fields["mode"]), str(fields["reason"])))
-    return tuple(found)
+        pages = (store.leaves(start, min(size, start + PAGE)) for start in range(audit_size, size, PAGE))
+        leaves = (leaf for page in pages for leaf in page if leaf.type == EntryType.SPECULATION_CHANGED)
+        entries = [decode(leaf.leaf).fields for leaf in leaves]
+    return tuple((str(each["worker"]), str(each["mode"]), str(each["reason"])) for each in entries)
 
 
 def report(done: Drill, problems: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON output."""
-    found, tally = done.timeline, done.traffic.tally
+    found, traffic = done.timeline, done.traffic
     return {
         "model": done.start.model,
-        "worker": found.worker,
+        "worker": None if found.fallback is None else found.fallback.worker,
         "stages": {stage: stage not in found.missing for stage in DrillStage},
-        "marks": asdict(found.marks),
+        "marks": {"began": found.began, "warm": found.warm, "noise": found.noise, "back": found.back},
         "seconds_to_fallback": found.seconds_to_fallback,
         "drafts_to_fallback": done.drafts_to_fallback,
         "seconds_to_recovery": found.seconds_to_recovery,
         "warm_acceptance_length": done.warm_length,
         "changes": [asdict(change) for change in done.changes],
-        "requests": tally.requests,
-        "failures": tally.failures,
+        "requests": traffic.requests,
+        "failures": traffic.failures,
         "problems": list(problems),
         "verdict": "failed" if problems else "passed",
     }
 
 
 def summary(done: Drill, problems: tuple[str, ...]) -> str:
-    tally = done.traffic.tally
-    lines = [
-        f"{tally.requests} requests, {len(tally.failures) or 'none'} failed; {len(done.changes)} changes"
-    ]
+    requests, failed = done.traffic.requests, len(done.traffic.failures) or "none"
+    lines = [f"{requests} requests, {failed} failed; {len(done.changes)} changes"]
     if done.drafts_to_fallback is not None:
         lines.append(f"about {done.drafts_to_fallback} drafts were answered before the fallback")
     if not problems:
@@ -210,29 +224,40 @@ def summary(done: Drill, problems: tuple[str, ...]) -> str:
 
 def describe(stage: DrillStage, found: Timeline) -> str:
     """One line of the timeline, for a stage that was reached."""
-    at, text = found.marks.warm, "speculates; from here on noise"
-    changes = {
-        DrillStage.FALLBACK: (found.fallback, found.seconds_to_fallback, "after the noise began"),
-        DrillStage.PROBE_FAILED: (found.probe_failed, None, ""),
-        DrillStage.RECOVERED: (found.recovered, found.seconds_to_recovery, "after the noise ended"),
-    }
-    change, seconds, since = changes.get(stage, (None, None, ""))
-    if change is not None:
+    at, text = found.warm, "speculates; from here on noise"
+    if stage is not DrillStage.WARM:
+        change: ModeChange = getattr(found, stage)
         at, text = change.time, f"{change.worker} is {change.mode} ({change.reason})"
         if change.acceptance_length is not None:
             text += f", acceptance length {change.acceptance_length:.2f}"
-        text += "" if seconds is None else f", {seconds:.1f} s {since}"
-    return f"{(at or found.marks.began) - found.marks.began:7.1f} s  {stage:<13} {text}"
+    if stage is DrillStage.FALLBACK:
+        text += f", {found.seconds_to_fallback:.1f} s after the noise began"
+    elif stage is DrillStage.RECOVERED:
+        text += f", {found.seconds_to_recovery:.1f} s after the noise ended"
+    return f"{(at or found.began) - found.began:7.1f} s  {stage:<13} {text}"
 
 
 def _key(key: str | None, key_file: Path | None) -> str:
     if (key is None) == (key_file is None):
-        raise ConfigurationError(
-            "give a tenant's key by --key-file or --key; `appliance key create` makes one"
-        )
-    if key_file is None:
-        return key or ""
+        message = "give a tenant's key by --key-file or --key; `appliance key create` makes one"
+        raise ConfigurationError(message)
+    return key or "" if key_file is None else _read(key_file, "key in").strip()
+
+
+def _read(file: Path, what: str) -> str:
     try:
-        return key_file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the key in {key_file}: {error}") from error
+        raise ConfigurationError(f"cannot read the {what} {file}: {error}") from error
+
+
+def _line(line: str) -> str:
+    try:
+        return str(json.loads(line)) if line.startswith('"') else line
+    except ValueError:
+        return line
+
+
+def _source(name: str) -> str:
+    loader = getattr(find_spec(name), "loader", None)
+    return (loader.get_source(name) if isinstance(loader, SourceFileLoader) else None) or ""

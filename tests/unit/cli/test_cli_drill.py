@@ -28,38 +28,34 @@ from appliance.cli.common.admin_client import open_admin
 from appliance.cli.drill import drill_command
 from appliance.cli.drill.drill import (
     Drill,
-    DrillPlan,
     DrillStage,
-    Marks,
     ModeChange,
     Timeline,
+    Traffic,
     find_stages,
     parse_changes,
     prepare,
-    unrecorded,
 )
 from appliance.cli.drill.drill_command import (
+    PIECE_CHARACTERS,
+    code_prompts,
     collapse_seconds,
+    cut,
     describe,
+    file_prompts,
+    in_turn,
     judge,
+    noise,
     problems_of,
     report,
     summary,
-)
-from appliance.cli.drill.traffic import (
-    PIECE_CHARACTERS,
-    Traffic,
-    code_prompts,
-    cut,
-    file_prompts,
-    in_turn,
-    noise,
+    unrecorded,
 )
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import AuditSettings, Settings, load_settings
 from tests.fakes import until
 
-PLAN = DrillPlan(warm_seconds=2.0, collapse_seconds=2.0, total_seconds=6.0, poll_seconds=0.01)
+LIMITS = {"warm_seconds": 2.0, "collapse_seconds": 2.0, "total_seconds": 6.0, "poll_seconds": 0.01}
 NOISE = re.compile(r"[0-9a-f]{600}")
 KEY = "sk-tenant"
 
@@ -214,14 +210,13 @@ async def gateway(tmp_path: Path) -> AsyncIterator[FakeGateway]:
 
 
 async def drill(
-    gateway: FakeGateway, settings: Settings, plan: DrillPlan = PLAN
+    gateway: FakeGateway, settings: Settings, **limits: float
 ) -> tuple[Drill, list[tuple[DrillStage, Timeline]]]:
-    """Run one."""
     reported: list[tuple[DrillStage, Timeline]] = []
     async with open_admin(settings, gateway.url) as admin, aiohttp.ClientSession() as session:
         start = await prepare(admin, None)
         traffic = Traffic(
-            session,
+            session=session,
             base=gateway.url,
             key=KEY,
             model=start.model,
@@ -233,16 +228,16 @@ async def drill(
             traffic=traffic,
             noise=noise,
             start=start,
-            plan=plan,
             on_stage=lambda stage, found: reported.append((stage, found)),
+            **LIMITS | limits,
         )
         await trial.run()
         return trial, reported
 
 
-async def judged(gateway: FakeGateway, settings: Settings, plan: DrillPlan = PLAN) -> tuple[str, ...]:
+async def judged(gateway: FakeGateway, settings: Settings, **limits: float) -> tuple[str, ...]:
     """The problems of a drill."""
-    done, _ = await drill(gateway, settings, plan)
+    done, _ = await drill(gateway, settings, **limits)
     return await asyncio.to_thread(judge, settings, done)
 
 
@@ -252,17 +247,17 @@ async def test_drill_passes_when_every_stage_happened_and_was_recorded(gateway, 
     assert await asyncio.to_thread(judge, settings, done) == ()
     reasons = [change.reason for change in done.changes]
     assert reasons == ["collapsed", "probing", "probe_failed", "probing", "recovered"]
-    assert done.timeline.worker == "w1"
+    assert done.timeline.fallback.worker == "w1"
     assert done.warm_length == 2.6
     assert done.drafts_to_fallback is not None
     assert 20 * 3 <= done.drafts_to_fallback <= 20 * 20
     assert 0 < done.timeline.seconds_to_fallback < 2
     assert 0 < done.timeline.seconds_to_recovery < 2
-    assert done.traffic.tally.failures == []
+    assert done.traffic.failures == []
     # It kept to its concurrency and cancelled nothing.
     assert gateway.largest_concurrency == 2
     assert gateway.unfinished == 0
-    assert done.traffic.tally.requests > 35
+    assert done.traffic.requests > 35
 
 
 async def test_cancelled_drill_stops_sending(gateway, settings):
@@ -287,27 +282,27 @@ async def test_cancelled_drill_stops_sending(gateway, settings):
 )
 async def test_drill_names_the_first_missing_stage_and_stops_by_itself(gateway, settings, missing, stage):
     setattr(gateway, missing, False)
-    plan = replace(PLAN, warm_seconds=0.3, collapse_seconds=0.3, total_seconds=1.5)
+    limits = {"warm_seconds": 0.3, "collapse_seconds": 0.3, "total_seconds": 1.5}
     began = time.monotonic()
-    assert await judged(gateway, settings, plan) == (f"the stage {stage} was not reached",)
+    assert await judged(gateway, settings, **limits) == (f"the stage {stage} was not reached",)
     assert time.monotonic() - began < 4
 
 
 async def test_no_noise_is_sent_before_a_worker_speculates(gateway, settings):
     gateway.warms_up = False
-    await drill(gateway, settings, replace(PLAN, warm_seconds=0.1))
+    await drill(gateway, settings, warm_seconds=0.1)
     assert gateway.noisy == 0
 
 
 async def test_worker_that_speculates_again_during_the_noise_has_not_recovered(gateway, settings):
     gateway.recovers_in_noise, gateway.probes = True, False
-    plan = replace(PLAN, collapse_seconds=0.3, total_seconds=1.0)
-    assert await judged(gateway, settings, plan) == ("the stage probe_failed was not reached",)
+    problems = await judged(gateway, settings, collapse_seconds=0.3, total_seconds=1.0)
+    assert problems == ("the stage probe_failed was not reached",)
 
 
 async def test_drill_fails_when_a_request_fails(gateway, settings):
     gateway.status = 503
-    problems = await judged(gateway, settings, replace(PLAN, collapse_seconds=0.3))
+    problems = await judged(gateway, settings, collapse_seconds=0.3)
     assert problems[0] == "the stage fallback was not reached"
     assert re.fullmatch(r"\d requests failed, the first with: 503 no_worker_available", problems[1])
 
@@ -402,7 +397,7 @@ FALLBACK = change(5, "target_only", "collapsed")
 PROBE = change(6, "probing", "probing", previous="target_only")
 FAILED = change(7, "target_only", "probe_failed", previous="probing")
 RECOVERED = change(12, "speculative", "recovered", previous="probing")
-MARKS = Marks(began=100.0, warm=102.0, noise=102.5, back=110.0)
+TIMES = Timeline(began=100.0, warm=102.0, noise=102.5, back=110.0)
 
 
 def test_stages_are_found_among_other_changes():
@@ -417,35 +412,35 @@ def test_stages_are_found_among_other_changes():
         change(11, "speculative", "recovered", worker="w2", previous="probing"),
         RECOVERED,
     ]
-    found = find_stages(others, MARKS)
+    found = find_stages(others, TIMES)
     assert (found.fallback, found.probe_failed, found.recovered) == (FALLBACK, FAILED, RECOVERED)
     assert found.missing == ()
     assert (found.seconds_to_fallback, found.seconds_to_recovery) == (2.5, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "marks", "missing"),
+    ("changes", "times", "missing"),
     [
         (
             [],
-            Marks(began=100.0),
+            Timeline(began=100.0),
             (DrillStage.WARM, DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED),
         ),
         (
             [FALLBACK],
-            Marks(began=100.0, warm=102.0),
+            Timeline(began=100.0, warm=102.0),
             (DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED),
         ),
-        ([FAILED], MARKS, (DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED)),
-        ([FALLBACK, RECOVERED], MARKS, (DrillStage.PROBE_FAILED, DrillStage.RECOVERED)),
-        ([FALLBACK, PROBE, FAILED], MARKS, (DrillStage.RECOVERED,)),
-        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=113.0), (DrillStage.RECOVERED,)),
-        ([FALLBACK, FAILED, RECOVERED], replace(MARKS, back=None), (DrillStage.RECOVERED,)),
-        ([replace(FALLBACK, previous_mode="probing"), FAILED], MARKS, (*DrillStage,)[1:]),
+        ([FAILED], TIMES, (DrillStage.FALLBACK, DrillStage.PROBE_FAILED, DrillStage.RECOVERED)),
+        ([FALLBACK, RECOVERED], TIMES, (DrillStage.PROBE_FAILED, DrillStage.RECOVERED)),
+        ([FALLBACK, PROBE, FAILED], TIMES, (DrillStage.RECOVERED,)),
+        ([FALLBACK, FAILED, RECOVERED], replace(TIMES, back=113.0), (DrillStage.RECOVERED,)),
+        ([FALLBACK, FAILED, RECOVERED], replace(TIMES, back=None), (DrillStage.RECOVERED,)),
+        ([replace(FALLBACK, previous_mode="probing"), FAILED], TIMES, (*DrillStage,)[1:]),
     ],
 )
-def test_stage_without_a_change_is_missing(changes, marks, missing):
-    assert find_stages(changes, marks).missing == missing
+def test_stage_without_a_change_is_missing(changes, times, missing):
+    assert find_stages(changes, times).missing == missing
 
 
 def test_changes_are_parsed_from_the_admin_api():
@@ -467,7 +462,7 @@ entries_of = st.lists(
 def test_changes_with_entries_in_order_are_recorded(entries, data):
     kept = [entry for entry in entries if data.draw(st.booleans())]
     changes = [change(number, mode, reason, worker=who) for number, (who, mode, reason) in enumerate(kept)]
-    assert unrecorded(changes, entries) == ()
+    assert unrecorded(changes, entries) == []
 
 
 @given(entries_of, entries_of)
@@ -479,21 +474,21 @@ def test_more_changes_than_entries_leave_some_unrecorded(entries, more):
 
 def test_entry_out_of_order_or_with_another_reason_does_not_count():
     keys = [(each.worker, each.mode, each.reason) for each in (FALLBACK, FAILED)]
-    assert unrecorded([FALLBACK, FAILED], keys) == ()
-    assert unrecorded([FALLBACK, FAILED], keys[::-1]) == (FAILED,)
-    assert unrecorded([FALLBACK], [("w1", "target_only", "below_break_even")]) == (FALLBACK,)
+    assert unrecorded([FALLBACK, FAILED], keys) == []
+    assert unrecorded([FALLBACK, FAILED], keys[::-1]) == [FAILED]
+    assert unrecorded([FALLBACK], [("w1", "target_only", "below_break_even")]) == [FALLBACK]
 
 
 def test_problems_name_everything_that_was_wrong():
-    whole = find_stages([FALLBACK, FAILED, RECOVERED], MARKS)
+    whole = find_stages([FALLBACK, FAILED, RECOVERED], TIMES)
     assert problems_of(whole, []) == ()
-    worst = problems_of(Timeline(marks=Marks(began=0.0)), ["503 x", "y"], (FALLBACK,))
+    worst = problems_of(Timeline(began=0.0), ["503 x", "y"], (FALLBACK,))
     assert len(worst) == 3
     assert problems_of(whole, [], unread="no log") != ()
 
 
 def test_line_shows_time_stage_and_duration():
-    found = find_stages([FALLBACK, FAILED, RECOVERED], MARKS)
+    found = find_stages([FALLBACK, FAILED, RECOVERED], TIMES)
     assert describe(DrillStage.WARM, found).startswith("    2.0 s  warm")
     assert describe(DrillStage.FALLBACK, found) == (
         "    5.0 s  fallback      w1 is target_only (collapsed), acceptance length 1.50, "
@@ -504,7 +499,7 @@ def test_line_shows_time_stage_and_duration():
 
 async def test_summary_of_a_failed_drill_has_its_reasons(gateway, settings):
     gateway.falls_back = False
-    done, _ = await drill(gateway, settings, replace(PLAN, collapse_seconds=0.1))
+    done, _ = await drill(gateway, settings, collapse_seconds=0.1)
     problems = await asyncio.to_thread(judge, settings, done)
     assert summary(done, problems).endswith("verdict: failed: the stage fallback was not reached")
     assert report(done, problems)["stages"] == {
@@ -529,7 +524,7 @@ def test_default_prompts_are_pieces_of_source_code():
 @given(st.lists(st.text("ab \n", max_size=300)))
 def test_text_is_cut_between_lines_and_only_its_end_is_dropped(parts):
     text = "\n".join(parts)
-    pieces = cut(text)
+    pieces = tuple(cut(text))
     assert text.startswith("".join(pieces))
     assert all(len(piece) >= PIECE_CHARACTERS for piece in pieces)
 
