@@ -187,7 +187,7 @@ class Workshop:
         return directory
 
     def resign(self, directory: Path, manifest: BundleManifest) -> None:
-        """Put another manifest into a bundle, properly signed: what a careless or bought signer would do."""
+        """Put another manifest into a bundle, properly signed, as by a careless or malicious signer."""
         (directory / "MANIFEST.json").write_bytes(manifest.encode())
         (directory / "MANIFEST.sig").write_bytes(BUNDLE.sign(manifest.encode(), self.signer))
 

@@ -41,7 +41,7 @@ class Authority:
 
     @property
     def pem(self) -> str:
-        """The authority's own certificate, to believe it by."""
+        """The authority's own certificate, for clients that trust it."""
         return self.certificate.public_bytes(Encoding.PEM).decode()
 
     def issue(
@@ -52,7 +52,7 @@ class Authority:
         lasts: timedelta = timedelta(days=30),
         password: bytes | None = None,
     ) -> Files:
-        """Write a certificate for `name` (its common name) and its key; the files of before are replaced."""
+        """Write a certificate for `name` (its common name) and its key; existing files are replaced."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), self._name, key, lasts)
         if alternatives:

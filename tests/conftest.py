@@ -1,5 +1,5 @@
 """
-What every test runs under: no egress, loopback up, a time limit, no silent skip, one process for each file.
+Conditions of every test: no egress, loopback up, a time limit, no silent skip, one process for each file.
 """
 
 import os

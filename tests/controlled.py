@@ -1,7 +1,7 @@
 """
 A control loop with everything around it, for tests: real sockets, real plugin, real audit log.
 
-The plugin's hooks sit on a stand-in of vLLM's scheduler; clocks go as fast as the tests want.
+The plugin's hooks sit on a stand-in of vLLM's scheduler; tests set the speed of clocks.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ async def gateways(directory: Path) -> AsyncIterator[Start]:
                 "APPLIANCE_POOL__URLS": json.dumps([worker.url]),
                 "APPLIANCE_API__DRAIN_SECONDS": "1",
                 "APPLIANCE_AUDIT__LOW_DISK_BYTES": "0",
-                # The worker is in this process, which attackers keep busy: slow is not gone.
+                # The worker is in this process, which attackers keep busy: it is slow, not down.
                 "APPLIANCE_POOL__CONNECT_SECONDS": "30",
                 "APPLIANCE_MONITOR__SCRAPE_TIMEOUT_SECONDS": "30",
             }

@@ -145,12 +145,12 @@ def wait_closed(connection: socket.socket, seconds: float = 60.0) -> bytes:
 
 
 def close_all(connections: Iterable[socket.socket]) -> None:
-    """Let go of all of them."""
+    """Close all of them."""
     for connection in connections:
         connection.close()
 
 
 def reset(connection: socket.socket) -> None:
-    """Leave at once and impolitely, as a process does that is killed."""
+    """Reset the connection, as a killed process does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

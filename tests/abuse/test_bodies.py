@@ -78,7 +78,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 
 LARGE = 2**20
-"""What the client library of these tests would rather read from a file."""
+"""Types that the client library of these tests takes for files."""
 
 
 def in_place_of_messages(value: bytes) -> bytes:
@@ -177,7 +177,7 @@ def assert_answered_or_refused(status: int, body: bytes, *secrets: str) -> None:
 
 
 def headers_for(key: str, body: bytes) -> list[tuple[bytes, bytes]]:
-    """What a client sends along."""
+    """Headers of a client."""
     return [
         (b"authorization", b"Bearer " + key.encode()),
         (b"content-type", b"application/json"),

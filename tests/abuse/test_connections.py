@@ -35,7 +35,7 @@ async def gateway(tmp_path_factory):
 
 
 def opened(gateway, count: int) -> list[socket.socket]:
-    """So many connections that say nothing."""
+    """Idle connections."""
     connections: list[socket.socket] = []
     try:
         while len(connections) < count:
@@ -70,7 +70,7 @@ def drip(connections: Iterable[socket.socket], seconds: float) -> list[bytes]:
 
 
 def pour(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
-    """Send the same piece over and over until the other side has had enough; how many bytes it took."""
+    """Send the same piece over and over until the other side closes; returns the bytes it read."""
     sent = 0
     with contextlib.suppress(ConnectionError, TimeoutError):
         while sent < most_bytes:
@@ -101,7 +101,7 @@ async def test_ten_thousand_idle_connections_cost_little_and_block_no_client(sta
 @SHARED
 @pytest.mark.parametrize("part", ["head", "body"])
 async def test_client_that_sends_byte_by_byte_is_disconnected(gateway, part: str):
-    """Five hundred at once, each always about to send the rest."""
+    """Five hundred at once, none of which completes its request."""
     slow = 500
     before, asked = gateway.resident_bytes, len(gateway.worker.bodies)
     connections = await asyncio.to_thread(opened, gateway, slow)

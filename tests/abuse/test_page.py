@@ -1,5 +1,5 @@
 """
-The page about abuse against the settings and the code it speaks of.
+The page about abuse has the values of the settings and the code.
 """
 
 import importlib

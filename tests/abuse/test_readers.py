@@ -1,6 +1,6 @@
 """
-Clients that read slowly or not at all: the worker is held back, nothing piles up, and in the end they are
-cut off.
+Clients that read slowly or not at all: the worker is throttled, no data accumulates, and finally
+they are disconnected.
 """
 
 import asyncio

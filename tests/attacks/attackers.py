@@ -1,7 +1,7 @@
 """
 The attacks of the catalogue, each a function of the same name.
 
-Each gets the past (see `tests.attacks.scene`), and leaves the log as an attacker would.
+Each gets the history (see `tests.attacks.scene`) and changes the log like an attacker.
 """
 
 import json
@@ -173,7 +173,7 @@ def rewrite_unheld_entries(past: Past) -> None:
 
 
 _INVENTED = ("invented-1", "invented-2", "invented-3", "invented-4", "invented-5")
-"""More than was recorded, so that size alone gives nothing away."""
+"""More than was recorded, so that the size alone reveals nothing."""
 
 
 def _edited(past: Past) -> bytes:

@@ -1,5 +1,5 @@
 """
-Every attack that is tried on the log, in plain words, and who must notice it.
+Every attack on the log, in plain words, and the observers that must detect it.
 
 Tests run the attacks and compare what they find with what stands here; the page for auditors,
 docs/explanation/audit-attacks.md, is written from it.  So neither can promise what was not seen.
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Observer(StrEnum):
-    """Who might notice, in the order in which they would."""
+    """Observers, in the order in which they would detect an attack."""
 
     DATABASE = "The database"
     RUNNING = "The gateway, at its next entry"
@@ -51,12 +51,12 @@ class Attack:
     """The function in `tests.attacks.attackers` that carries it out."""
     title: str
     what: str
-    """What is done and what for, in words for an auditor."""
+    """Action and purpose, for an auditor."""
     loot: tuple[Loot, ...]
     noticed: Mapping[Observer, str] = field(default_factory=dict)
-    """What each observer says; one who is not named notices nothing."""
+    """Report of each observer; those not listed detect nothing."""
     remark: str = ""
-    """Why it is so, where that is not plain."""
+    """The reason, if it is not obvious."""
 
 
 DATABASE_ONLY = (Loot.DATABASE,)

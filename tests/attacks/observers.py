@@ -1,5 +1,5 @@
 """
-Those who might notice, each the real thing: the gateway's log on the attacked store, the auditor's
+The observers, each the real component: the gateway's log on the attacked store, the auditor's
 verifier, the witness.
 """
 
@@ -23,7 +23,7 @@ UNNOTICED = {ExitCode.VALID, ExitCode.ERASED}
 
 
 def running_gateway(past: Past, attack) -> dict[Observer, str | None]:
-    """What a gateway says that was running during the attack: its scheduled check, and its next entry."""
+    """Reports of a gateway that ran during the attack: its scheduled check, and its next entry."""
 
     async def run() -> None:
         async with open_log(past.scene.settings, store) as log:
@@ -53,7 +53,7 @@ def running_gateway(past: Past, attack) -> dict[Observer, str | None]:
 
 
 def starting_gateway(scene: Scene) -> str | None:
-    """What the gateway says when it is started on what the attack left."""
+    """The report of a gateway that is started after the attack."""
     try:
         scene.serve()
     except AuditError as error:
@@ -88,7 +88,7 @@ def auditor(scene: Scene, name: str, held: Path | None = None, *, opens: bool = 
 
 
 def outside_observers(past: Past) -> dict[Observer, str | None]:
-    """Ask everyone who sees only what the operator shows, before anything is started again."""
+    """Query the observers that depend on the operator, before any restart."""
     return {
         Observer.AUDITOR: auditor(past.scene, "shown"),
         Observer.OPENER: auditor(past.scene, "opened", opens=True),

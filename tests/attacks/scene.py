@@ -1,5 +1,5 @@
 """
-What an attack needs: a log with a past, its database as its owner sees it, and thieves' tools.
+The setting of an attack: a log with a history, access as the database's owner, and stolen keys.
 
 Everything is done with SQL on the tables as they are, or by running the gateway's own software on
 stolen parts; nothing of the writer is reached into.
@@ -243,7 +243,7 @@ LOG_TABLES = ("audit_leaves", "audit_head", "audit_checkpoints")
 
 
 class Past:
-    """A log with a past: what it was at some moments, and what others hold of it."""
+    """A log with a history: copies of earlier states, and checkpoints that others keep."""
 
     def __init__(self, directory: Path, url: str | None = None) -> None:
         prepare(directory)

@@ -22,7 +22,7 @@ def postgres():
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def original(request, tmp_path_factory):
-    """A log with a past, and the server its database is on, if any."""
+    """A log with a history, and the server its database is on, if any."""
     server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
     url = server.new_database() if server else None
     past = Past(tmp_path_factory.mktemp("original") / "past", url)
@@ -64,7 +64,7 @@ def _attempt(attack, past):
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_an_attack_is_noticed_by_exactly_those_the_catalogue_names(attack, past):
+def test_an_attack_is_detected_by_exactly_the_observers_in_the_catalogue(attack, past):
     """No other observer, and with exactly this report."""
     carry_out = getattr(attackers, attack.name)
     before = past("before")
@@ -77,7 +77,7 @@ def test_an_attack_is_noticed_by_exactly_those_the_catalogue_names(attack, past)
 
 
 def test_no_observer_reports_an_unattacked_log(past):
-    """The observers can be silent."""
+    """The observers report no false positive."""
     quiet = past("quiet")
     assert set(outside_observers(quiet).values()) == {None}
     assert starting_gateway(quiet.scene) is None

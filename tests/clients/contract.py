@@ -1,5 +1,5 @@
 """
-What must hold of every answer a client got: OpenAI's own schemas, and the headers and frames of the contract.
+Checks of every answer to a client: OpenAI's own schemas, and the headers and frames of the contract.
 
 The schemas are read more loosely than they are written, in three ways, each of which the typed clients
 share: a member that may be absent may be null; members of a `oneOf` may overlap, as they are open; and
@@ -50,7 +50,7 @@ FRAMES = {
 CONTENT = re.compile(r"/v1/files/[^/]+/content")
 """A file as it is, which no schema describes."""
 OWN = "/v1/messages"
-"""Not OpenAI's: the Anthropic client itself is told to be strict, and errors are of another shape."""
+"""Not OpenAI's: the Anthropic client itself is strict here, and errors are of another shape."""
 DEVIATIONS: dict[tuple[str, str], str] = {
     ("CreateCompletionResponse", "finish_reason"): "null until the last frame; the description has no frames",
     ("CreateChatCompletionResponse", "refusal"): "absent from `logprobs`, like all refusals",

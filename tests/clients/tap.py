@@ -1,6 +1,6 @@
 """
 A relay between a client and the gateway that changes nothing and keeps every byte of both directions.
-At its end the search for leaks hears all of it.
+At its end the search for leaks receives all of it.
 
 It works on TCP: what a client or the gateway does with its connection, leaving in the middle included,
 reaches the other side as it is.  What was said is read as HTTP afterwards.

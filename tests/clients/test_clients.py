@@ -32,7 +32,7 @@ SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What came of one client's tests."""
+    """The result of one client's tests."""
 
     client: Client
     status: int

@@ -1,4 +1,4 @@
-"""What the contract suites share: one PostgreSQL for all of them, and stores of every kind."""
+"""Fixtures of the contract suites: one PostgreSQL for all of them, and stores of every kind."""
 
 import pytest
 from sqlalchemy import create_engine

@@ -1,4 +1,4 @@
-"""A log that moves to another database is the same log: every proof given out before still verifies."""
+"""A log that moves to another database is the same log: every earlier proof still verifies."""
 
 import time
 

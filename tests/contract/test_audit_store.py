@@ -1,7 +1,7 @@
 """
 One suite for every audit store: the fake in memory, SQLite, and a real PostgreSQL.
 
-What only a database that keeps things can promise follows, on SQLite and on PostgreSQL.
+Promises of persistent databases only follow, on SQLite and on PostgreSQL.
 """
 
 import threading
@@ -75,7 +75,7 @@ def test_a_request_cannot_be_recorded_twice(store):
 
 
 def test_open_intents_are_those_without_an_end(store):
-    """What a restart has to close, oldest first."""
+    """The requests that a restart has to close, oldest first."""
     grower = Grower(store)
     grower.append((INTENT, "z"), (INTENT, "b"), (INTENT, "c"), (INTENT, "a"))
     grower.append((OUTCOME, "b"), (ABORTED, "c"), (READ, None))
@@ -113,7 +113,7 @@ def test_hashes_are_read_in_chunks(store):
 
 
 def test_an_append_behind_others_sees_all_they_added(store):
-    """Who was slower is given what the others wrote, and writes after it."""
+    """The slower writer gets the entries of the others, and appends after them."""
     first, second = Grower(store), Grower(store)
     theirs = first.append((INTENT, "a"), (READ, None))
     newer, mine = second.append_behind((INTENT, "b"))
@@ -125,7 +125,7 @@ def test_an_append_behind_others_sees_all_they_added(store):
 
 
 def test_an_append_behind_others_may_add_nothing(store):
-    """What turned out to be settled already is not written again."""
+    """Already recorded outcomes are not written again."""
     Grower(store).append((READ, None))
     seen = []
     store.append_behind(0, lambda head, newer: seen.append((head.size, len(newer))) or ((), head))
@@ -156,7 +156,7 @@ def test_a_request_cannot_be_recorded_twice_behind_others_either(store):
     assert store.head().size == 1
 
 
-def test_gateways_are_seen(store):
+def test_gateways_are_visible_to_each_other(store):
     """Each records when it was last alive; every gateway sees all of them."""
     assert store.writers() == {}
     assert store.beat("one", 10.0) == {"one": 10.0}
@@ -231,7 +231,7 @@ def test_writers_that_append_at_the_same_time_leave_one_log(url, open_store):
     assert len({leaf.request_id for leaf in leaves}) == writers * rounds
 
 
-def test_of_writers_at_the_same_place_one_wins(url, open_store):
+def test_of_concurrent_writers_with_one_head_one_succeeds(url, open_store):
     """All know the same head and none reads again: the comparison lets one of them through."""
     writers = 4
     barrier = threading.Barrier(writers)

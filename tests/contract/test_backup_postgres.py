@@ -1,5 +1,5 @@
 """
-docs/how-to/back-up-and-restore.md, run as it stands on PostgreSQL: dumped, dropped, restored, verified.
+docs/how-to/back-up-and-restore.md, run verbatim on PostgreSQL: dumped, dropped, restored, verified.
 """
 
 import os

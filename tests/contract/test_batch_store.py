@@ -1,4 +1,4 @@
-"""What is known of files and batches, alike on both databases and to every gateway."""
+"""Records of files and batches, equal on both databases and for every gateway."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -186,7 +186,7 @@ def test_a_file_that_an_open_batch_reads_is_neither_deleted_nor_expires(gateways
 
 
 def test_a_file_is_deleted_once_and_out_of_sight_from_then_on(gateways):
-    """Its bytes are its gateway's business, and its row goes last."""
+    """Its gateway deletes its bytes, and its row last."""
     one, two = gateways
     one.add_file(FILE, PLENTY)
     assert two.delete_file("acme", "file-1")

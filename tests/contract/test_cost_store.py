@@ -1,4 +1,4 @@
-"""Rows are written once, however often tried."""
+"""Rows are written once, also after retries."""
 
 from contextlib import closing
 
@@ -28,7 +28,7 @@ def store(url):
 
 
 def test_row_written_twice_counts_once(store):
-    """A commit in doubt is tried again, with what came since."""
+    """A commit in doubt is retried, together with newer rows."""
     store.write(period(), {SHARE: TenantUsage(engine_us=5)}, {TIME: WorkerTime(busy_us=5)})
     store.write(
         period(until=7530), {SHARE: TenantUsage(engine_us=9, requests=2)}, {TIME: WorkerTime(busy_us=9)}
@@ -39,14 +39,14 @@ def test_row_written_twice_counts_once(store):
     assert found.workers == (("s1", TIME, WorkerTime(busy_us=9)),)
 
 
-def test_each_start_has_rows_of_its_own(store):
+def test_each_start_has_its_own_rows(store):
     store.write(period(), {SHARE: TenantUsage(engine_us=5)}, {})
     store.write(period("s2"), {SHARE: TenantUsage(engine_us=7)}, {})
     assert sorted(share.engine_us for _start, _key, share in store.read(0, 10_000).shares) == [5, 7]
 
 
 def test_gateways_know_of_each_other(store):
-    """Of those that write, not of those that ended or fell silent, nor of their own former starts."""
+    """Of running gateways, not of ended or silent ones, nor of their own former starts."""
     assert store.write(period(), {}, {}) == 0
     assert store.write(period("s2", "b"), {}, {}) == 1
     assert store.write(period("s3", "a"), {}, {}) == 1

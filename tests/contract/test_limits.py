@@ -49,7 +49,7 @@ def read_book(url, tenant):
 
 
 def test_two_gateways_never_hold_the_same_units(ledger):
-    """Each sees what the other was given, in one book."""
+    """Each sees the grants of the other, in one ledger."""
     first, second = ledger("first"), ledger("second")
     limits = Limits(concurrent_requests=3)
     need = {"concurrent_requests": 1}
@@ -59,7 +59,7 @@ def test_two_gateways_never_hold_the_same_units(ledger):
     assert [each.verdict for each in decisions] == ["granted", "waits"]
 
 
-def test_several_tenants_are_asked_for_at_once_and_kept_apart(ledger):
+def test_several_tenants_in_one_exchange_are_kept_apart(ledger):
     """New ones and known ones in one exchange."""
     one = ledger("one")
     need, limits = {"requests_per_minute": 1}, Limits(requests_per_minute=1)
@@ -71,7 +71,7 @@ def test_several_tenants_are_asked_for_at_once_and_kept_apart(ledger):
 
 
 def test_a_database_that_does_not_answer_is_an_error_of_ours(tmp_path):
-    """In one line; nothing was handed out."""
+    """In one line; no units were granted."""
     url = f"sqlite:///{tmp_path / 'nowhere' / 'audit.db'}"
     broken = SqlLedgerStore(url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
     with pytest.raises(LimitsUnavailableError, match="cannot be reached") as caught:

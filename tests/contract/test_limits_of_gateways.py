@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 LEASE_SECONDS = 3.0
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
 USED_TOKENS = 17
-"""What the scripted worker says each request came to."""
+"""Token counts of the scripted worker for each request."""
 OK, REFUSED = 200, 429
 PATIENCE_SECONDS = 60
 
@@ -150,7 +150,7 @@ async def pair(gateways, request):
 
 
 async def test_of_two_hundred_requests_at_once_exactly_as_many_pass_as_the_limit_says(pair):
-    """By the minute; each of the others hears which limit it was and when to come back."""
+    """By the minute; each of the others gets the name of the limit and the time to retry."""
     await pair.limit(requests_per_minute=100)
     ended = await pair.storm(200)
     assert Counter(ended) == {OK: 100, REFUSED: 100}, pair.failures
@@ -180,7 +180,7 @@ async def test_all_slots_are_used_and_all_are_released(pair):
     await until(lambda: not any(lease.busy for lease in pair.book().leases.values()))
 
 
-async def test_a_killed_gateways_places_come_back_when_its_lease_runs_out(pair):
+async def test_slots_of_a_killed_gateway_are_released_when_its_lease_expires(pair):
     """All of them, and no more."""
     await pair.limit(requests_per_minute=100_000, concurrent_requests=20)
     pair.worker.freed = asyncio.Event()

@@ -52,7 +52,7 @@ def test_a_lock_that_is_not_given_is_an_error(engine, postgres_url):
 
 
 def test_silent_server_is_an_error_and_its_late_answer_is_discarded(engine):
-    """A process that is stopped answers nothing at all; what it says later is not read as something else."""
+    """The late answer of a stopped process is not read as that of another statement."""
     with engine.connect() as connection:
         pid = connection.scalar(text("SELECT pg_backend_pid()"))
         os.kill(pid, signal.SIGSTOP)
@@ -68,7 +68,7 @@ def test_silent_server_is_an_error_and_its_late_answer_is_discarded(engine):
 
 
 def test_client_cut_off_in_a_transaction_does_not_block_others(engine, postgres_url):
-    """A gateway that is gone without a word holds its lock no longer than a statement may take."""
+    """A crashed gateway holds its lock no longer than a statement may take."""
     gone = engine.connect()
     gone.execute(text("SELECT pg_advisory_xact_lock(6962)"))
     other = open_database(postgres_url, busy_seconds=30)

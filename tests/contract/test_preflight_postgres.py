@@ -37,8 +37,8 @@ def test_a_gateways_role_on_tables_that_are_up_to_date(gateway_url, tmp_path):
         assert store.head().size == 0
 
 
-def test_the_owner_may_too_much(postgres_url, tmp_path):
-    """Who owns the tables can drop what protects them."""
+def test_the_owner_has_too_many_rights(postgres_url, tmp_path):
+    """The owner of the tables can drop their protection."""
     check = asked(postgres_url, tmp_path)["database.writable"]
     assert check.result is CheckResult.WARN
     assert "DELETE on audit_leaves" in check.seen

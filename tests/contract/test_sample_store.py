@@ -121,7 +121,7 @@ def test_no_sample_survives_an_erasure_that_came_at_the_same_moment(samples, url
 
 
 def test_an_erasure_waits_for_a_sample_that_is_just_being_kept(postgres_url):
-    """On PostgreSQL a statement does not see what came while it waited; the erasure looks again."""
+    """On PostgreSQL a statement does not see what came while it waited; the erasure repeats its query."""
     SqlAuditStore(postgres_url).close()
     with closing(SqlSampleStore(postgres_url)) as samples, closing(SqlSampleStore(postgres_url)) as eraser:
         request = keep(samples, 0)

@@ -52,7 +52,7 @@ INSERT INTO audit_schema VALUES (1);
 
 
 def _everything():
-    """Every table the program works with, by what the program says about it."""
+    """Every table in the declarations of the program."""
     together = MetaData()
     ours = (tables, tenancy, limits, batch, cost)
     declared = [table for each in ours for table in each.metadata.sorted_tables]
@@ -134,7 +134,7 @@ def test_postgresql_without_tables_names_the_command(postgres, open_store):
     ],
 )
 def test_a_newer_database_is_refused(url, open_store, execute, statement, words):
-    """An older appliance neither writes into a newer log nor takes it back."""
+    """An older appliance neither writes to a newer log nor downgrades it."""
     open_store(url)
     execute(url, statement)
     for use in (open_store, schema.upgrade_database):

@@ -56,7 +56,7 @@ def entries(postgres_url, open_store):
 
 @pytest.fixture
 def verdict(postgres_url, open_store, directory, signer):
-    """What an auditor says of the whole log, and of every checkpoint that was ever stored."""
+    """The report of an auditor on the whole log, and on every stored checkpoint."""
 
     def verdict_(url=postgres_url):
         store = open_store(url)
@@ -118,7 +118,7 @@ async def test_starting_gateway_does_not_end_requests_of_others(gateway, entries
 async def test_the_requests_of_a_gateway_that_died_are_ended_by_another(
     gateway, directory, postgres_url, entries, verdict
 ):
-    """Killed without a word: after a while its requests have an end, and only those."""
+    """After a kill its requests get an end after some time, and only those."""
     dead = WriterProcess(directory, postgres_url, "dead", "d")
     dead.wait_for(20)
     async with gateway("alive", gateway_dead_seconds=1.5) as alive:
@@ -201,7 +201,7 @@ async def test_gateways_that_start_on_an_empty_log_together_can_both_come_back(g
 
 
 async def test_a_second_gateway_of_the_same_name_stops_the_first(gateway, entries):
-    """They would end each other's requests: the one that runs notices, and gives way for good."""
+    """They would end each other's requests: the running one detects it, and stops for good."""
     with pytest.raises(AuditForkError, match="under this gateway's name"):  # noqa: PT012 - on leaving
         async with gateway("one") as first, gateway("one") as second:
             with pytest.raises(AuditForkError, match=r"data directory or an audit\.gateway of its own"):
@@ -213,7 +213,7 @@ async def test_a_second_gateway_of_the_same_name_stops_the_first(gateway, entrie
 def test_processes_that_write_at_the_same_time_leave_one_valid_log(
     directory, postgres_url, open_store, verdict
 ):
-    """Three gateways on one database: what each was promised is where it was promised to be."""
+    """Three gateways on one database: every entry is at the index that was acknowledged."""
     gateways = [WriterProcess(directory, postgres_url, f"g{number}", f"g{number}") for number in range(3)]
     for one in gateways:
         one.wait_for(120)

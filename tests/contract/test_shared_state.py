@@ -48,8 +48,8 @@ async def test_one_of_several_holds_the_lease_and_the_next_one_has_a_larger_numb
     assert [lease.failure for lease in (leader, other, third)] == [None] * 3
 
 
-async def test_an_order_is_seen_by_every_gateway_until_it_is_ended(url, open_store):
-    """One gateway is asked, another one acts."""
+async def test_an_override_is_visible_to_every_gateway_until_it_is_removed(url, open_store):
+    """One gateway receives the request, another one applies it."""
     open_store(url)
     asked, acting = SqlOverrideStore(url), SqlOverrideStore(url)
     order = Override(

@@ -1,5 +1,5 @@
 """
-What tests of the deployment share: a container engine, and the images built in it from local wheels.
+Fixtures of the deployment tests: a container engine, and the images built in it from local wheels.
 """
 
 import json
@@ -76,7 +76,7 @@ def images(engine) -> Images:
 
 
 def packages(cache: BuildCache) -> Path:
-    """An engine's data after a build of the images, the wheels for it, and who it knocked at."""
+    """An engine's data after a build of the images, the wheels for it, and its connections to the outside."""
     locks = ROOT / "deploy" / "locks"
     version = run("dockerd", "--version")
 

@@ -1,5 +1,5 @@
 """
-What `deploy/monitoring` holds, and the tools of Prometheus to check it with.
+The contents of `deploy/monitoring`, and the tools of Prometheus to check it with.
 """
 
 import shutil

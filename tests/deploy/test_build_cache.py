@@ -1,4 +1,4 @@
-"""What tests build once and keep, and what a run leaves that is killed."""
+"""The cache of builds, and leftovers of a killed run."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Bundles into what they are loaded to: a real registry, a real container engine, a disk that is full."""
+"""Loading bundles to real targets: a registry, a container engine, a full disk."""
 
 import ipaddress
 import json
@@ -164,7 +164,7 @@ def test_what_the_registry_has_is_not_sent_again(registry, workshop, bundle):
         assert registry.uploads() == before + 4
 
 
-def test_a_tag_that_someone_moved_is_put_right(registry, workshop, bundle):
+def test_a_moved_tag_is_corrected(registry, workshop, bundle):
     """The tag then names the bundle's image again."""
     with registry.running():
         load(workshop, bundle, registry.target())

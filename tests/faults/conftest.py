@@ -1,4 +1,4 @@
-"""What the crash suite shares: writers that wait for tasks, the logs they start from, and the tally."""
+"""Fixtures of the crash suite: waiting writers, the logs they start from, and the table of results."""
 
 import queue
 import shutil
@@ -32,7 +32,7 @@ def strace():
 
 @pytest.fixture(scope="session")
 def servers(strace):
-    """Writers, to be taken and put back."""
+    """A pool of writers."""
     made = [WriterServer() for _ in range(AT_A_TIME)]
     waiting = queue.SimpleQueue()
     for server in made:
@@ -44,7 +44,7 @@ def servers(strace):
 
 @pytest.fixture(scope="session")
 def templates(servers, tmp_path_factory):
-    """Logs to start from: none yet, one closed in order, one due for tidying up, one with a full spool."""
+    """Logs to start from: none yet, one closed in order, one due for cleanup, one with a full spool."""
     base = tmp_path_factory.mktemp("templates").resolve()
     server = servers.get()
     told = {}

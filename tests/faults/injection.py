@@ -45,7 +45,7 @@ SPOOL_FILES = r"spool(?:/\d+\.spool)?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What is to be harmed: a task of the writer, and how."""
+    """The fault: a task of the writer, and how it is harmed."""
 
     task: str
     template: str
@@ -61,7 +61,7 @@ PLOTS = {
     "move": Plot(task="write", template="full"),
     "close": Plot(task="close", template="closed"),
     "spool": Plot(task="spool", template="closed", files=SPOOL_FILES),
-    # Two threads are at it; these calls are made by one of them only.
+    # Two threads run it; only one of them makes these calls.
     "drain": Plot(
         task="drain",
         template="spooled",
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """What became of the process, in one word."""
+        """The outcome of the process, in one word."""
         if self.ended == -signal.SIGKILL:
             return "killed"
         if self.ended == STOPPED:
@@ -309,7 +309,7 @@ def _contradictions(leaves: list[bytes], run: Run) -> str | None:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the writer, by task, call and fault; and every complaint."""
+    """The outcomes by task, call and fault; and every violation."""
 
     outcomes: dict[tuple[str, str, str], Counter] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
@@ -322,7 +322,7 @@ class Tally:
             self.complaints.append(f"{scene.name}, {fault} at {call} {number}: {complaint}")
 
     def outcomes_of(self, scene: Scene, fault: str) -> set[str]:
-        """Return what became of the writer in any case of this scene and fault."""
+        """The outcomes of all cases of this scene and fault."""
         cells = [cell for key, cell in self.outcomes.items() if (key[0], key[2]) == (scene.name, fault)]
         return {outcome for cell in cells for outcome in cell}
 

@@ -40,7 +40,7 @@ async def test_a_clock_that_jumps_between_entries_breaks_nothing(jump, tmp_path)
             indices += [begun.index, ended.index]
     assert indices == list(range(1, 21))
 
-    # And the next start, under a clock that is behind everything written so far.
+    # The next start has a clock that is behind all earlier entries.
     async with open_log(settings, store, clock=lambda: START - 2 * DAY) as log:
         assert log.log.size == 22
 

@@ -58,8 +58,8 @@ def test_suite_injects_faults_into_durable_writes(scenes):
         ({"published": "nothing that was signed"}, "a published checkpoint is invalid"),
     ],
 )
-def test_a_promise_that_was_not_kept_is_named(report, complaint, servers, templates, tmp_path):
-    """The judge can say no."""
+def test_a_violated_promise_is_reported(report, complaint, servers, templates, tmp_path):
+    """The check can fail."""
     directory = tmp_path.resolve() / "log"
     shutil.copytree(templates["closed"].directory, directory)
     server = servers.get()

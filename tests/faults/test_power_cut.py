@@ -1,5 +1,5 @@
 """
-The power fails: what was synced is all there is, and it is enough.
+After a power cut the synced data alone is a valid log with every acknowledged entry.
 """
 
 import json

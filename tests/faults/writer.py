@@ -138,7 +138,7 @@ def drain(directory: Path, hold: Callable[[], None]) -> None:
 
 
 def carelessly(directory: Path, hold: Callable[[], None]) -> None:
-    """Write with `synchronous=NORMAL`: what the power-cut test must be able to find fault with."""
+    """Write with `synchronous=NORMAL`: the power-cut test must fail for it."""
     store = open_store(directory)
 
     @event.listens_for(store._engine, "checkout")
@@ -150,7 +150,7 @@ def carelessly(directory: Path, hold: Callable[[], None]) -> None:
 
 
 def cosign(directory: Path, hold: Callable[[], None]) -> None:
-    """Be the witness in the directory, which is asked for one cosignature."""
+    """Run the witness in the directory for one cosignature."""
     witness = WitnessHome(directory=directory).open(time.time)  # noqa: TID251 - a root of its own
     request = (directory / "request").read_text(encoding="utf-8")
     hold()
@@ -244,7 +244,7 @@ def serve() -> None:
 
 
 def _run(task, hold: Callable[[], None]) -> int:
-    """Run one task; return the exit status it deserves."""
+    """Run one task; returns its exit status."""
     try:
         task(hold)
     except ApplianceError as error:

@@ -1,5 +1,5 @@
 """
-A real browser without a screen, and what it did: requests, console messages, pictures.
+A real headless browser, and its record of requests, console messages, pictures.
 """
 
 import json
@@ -76,7 +76,7 @@ class Browser:
         return found
 
     def drawing(self, css: str) -> str | None:
-        """What a path of a drawing goes along, read in one step."""
+        """The points of a path of a drawing, read in one step."""
         script = "return document.querySelector(arguments[0])?.getAttribute('d')"
         found: str | None = self.driver.execute_script(script, css)
         return found

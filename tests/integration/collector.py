@@ -106,7 +106,7 @@ def traced(collector: Collector, **more: str) -> dict[str, str]:
         "APPLIANCE_TRACING__SAMPLE_RATIO": "1",
         "APPLIANCE_TRACING__INTERVAL_SECONDS": "0.1",
         "APPLIANCE_LOG__FORMAT": "json",
-        # What a gateway's own environment says of it does not matter.
+        # The resource attributes of a gateway's environment are ignored.
         "OTEL_SDK_DISABLED": "true",
         **more,
     }

@@ -178,7 +178,7 @@ class Running:
     notary_key: str = NOTARY_KEY
     """Of a tenant whose content is committed to."""
     verdict: verify.ExitCode = verify.ExitCode.VALID
-    """What the verifier must say in the end."""
+    """The expected report of the verifier."""
 
     @property
     def worker(self) -> FakeWorker:

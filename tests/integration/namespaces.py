@@ -35,7 +35,7 @@ sys.stdin.read()
 
 
 def why_not() -> str | None:
-    """Why this machine makes no namespaces; None if it does."""
+    """Why this machine cannot create namespaces; None if it can."""
     if shutil.which("ip") is None:
         return "there is no `ip`: install iproute2"
     name = f"try-{os.getpid()}"

@@ -125,7 +125,7 @@ def test_stream_and_plain_answer_say_the_same(client):
 
 
 def test_a_tokenised_prompt_and_unknown_fields_reach_the_worker(client):
-    """What the gateway does not read is the worker's business: vLLM's own fields work."""
+    """The gateway forwards members it does not read: vLLM's own fields work."""
     answer = client.completions.create(
         model="demo-coder",
         prompt=[10, 11, 12],
@@ -183,7 +183,7 @@ def test_sampling_from_one_token_is_greedy(client, fields):
 
 
 def test_a_request_the_worker_refuses_is_a_clear_400(client):
-    """What the worker refuses arrives in the error shape, with a string code or none."""
+    """An error of the worker has the usual shape, with a string code or none."""
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=4, extra_body={"min_p": 0.5})
     assert "min_p" in refused.value.body["message"]
@@ -328,7 +328,7 @@ def test_the_worker_stops_within_a_second_after_a_client_has_left(appliance, str
 
 def test_a_worker_killed_mid_stream_is_an_error_event_an_outcome_and_a_restart(appliance, client):
     """
-    The client hears of it, the log records it, the worker comes back, the next request works.
+    The client gets an error, the log records it, the worker comes back, the next request works.
 
     Killed is its API server alone: the engine below it ends too, and keeps no memory.
     """

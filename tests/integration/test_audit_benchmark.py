@@ -1,4 +1,4 @@
-"""`benchmarks.audit` in small: each measurement runs to its end, and what it measured is a valid log."""
+"""`benchmarks.audit` in small: each measurement runs to its end, and the measured log is valid."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_writers_of_one_log_on_postgresql_lose_nothing():
 
 
 def test_a_writer_that_fails_fails_the_measurement(tmp_path, monkeypatch):
-    """What one process could not do is an error of the whole, not a smaller number."""
+    """A failure of one process fails the measurement instead of lowering its result."""
     monkeypatch.setattr(appends, "create_signing_key", lambda _path: None)
     with pytest.raises(RuntimeError, match="writer 0: AuditKeyError"):
         list(appends.measure(["sqlite"], [1], requests=1, seconds=0.1))

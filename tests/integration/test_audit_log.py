@@ -1,5 +1,5 @@
 """
-A real writer process is killed in the middle of its work, again and again; and readers leave a trace.
+A real writer process is killed in the middle of its work, again and again; and reads are recorded.
 
 The promises: every entry whose append returned is in the log, and an auditor finds the log valid;
 each read of the log of a running gateway is recorded, by the gateway or by the command.
@@ -44,7 +44,7 @@ def _open(directory, store, clock=time.time):  # noqa: TID251 - a root: the cloc
 
 async def _requests(log, prefix, *, late):
     """
-    Append requests for ever; acknowledge each entry on standard output once its append returned.
+    Append requests until killed; acknowledge each entry on standard output once its append returned.
 
     Half of the writers are one entry late, so that every commit leaves requests open.
     """

@@ -1,8 +1,8 @@
 """
-No byte of what an auditor is given can be changed without being noticed.
+The verifier detects a change of any byte of an export.
 
-The verifier is what an auditor has: one copied file, in an empty directory, run by a Python that is
-told to look nowhere else (`-I`).  It therefore also shows that the file needs nothing of ours.
+The verifier is an auditor's: one copied file, in an empty directory, run by a Python that is
+in isolated mode (`-I`).  It therefore also shows that the file needs nothing of ours.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ print(json.dumps([count, unnoticed]))
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an auditor was handed, and the verifier alone in a directory."""
+    """An export for an auditor, and the verifier alone in a directory."""
 
     directory: Path
     export: Path

@@ -1,6 +1,6 @@
 """
-docs/how-to/back-up-and-restore.md, run as it stands: an installation on SQLite is backed up while it runs,
-destroyed, and restored; and a backup that is too old is told from one that is not.
+docs/how-to/back-up-and-restore.md, run verbatim: an installation on SQLite is backed up while it runs,
+destroyed, and restored; and a backup that is too old is detected.
 """
 
 import shutil
@@ -90,7 +90,7 @@ def test_installation_is_restored_completely(places):
     assert "valid" in verified.stdout
 
 
-def test_a_backup_that_is_older_than_what_is_known_is_found_out(places, installed):
+def test_a_backup_older_than_the_kept_checkpoint_is_detected(places, installed):
     """The restore stops at the checkpoint that was kept, and with the newer seal no gateway starts."""
     data = places["DATA"]
     shutil.copytree(installed, data)

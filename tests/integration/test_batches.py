@@ -87,7 +87,7 @@ class Appliance:
         }
         self.key = ""
         self.verdict = verify.ExitCode.VALID
-        """What the verifier must say in the end."""
+        """The expected report of the verifier."""
         self.process: ApplianceProcess | None = None
 
     async def start(self) -> "Appliance":
@@ -414,7 +414,7 @@ async def test_lines_are_held_to_the_limits_of_their_tenant(appliance):
 
 
 async def test_content_of_an_encrypted_tenant_is_nowhere_in_the_clear_and_can_be_erased(appliance):
-    """Input, output and what lies between; erasing the tenant reaches all of it."""
+    """Input, output and intermediate files; erasing the tenant covers all of them."""
     worker = appliance.worker
     worker.begin(pause_seconds=0.05)
     key = await appliance.tenant("sealed", "--content", "encrypted")

@@ -1,5 +1,5 @@
 """
-Promises of a gateway towards clients that do not behave, on real sockets.
+Limits of a gateway for misbehaving clients, on real sockets.
 
 The clocks are short here; connections are checked once a second.
 """
@@ -69,7 +69,7 @@ async def test_a_body_that_trickles_is_given_up_and_is_no_defect(serve):
 
 
 async def test_a_flood_of_headers_is_answered_while_it_still_comes(serve):
-    """The client reads why, although it is not done sending."""
+    """The client gets the reason while it still sends."""
     running = await serve(FakeWorker())
     async with connection(running) as (reader, writer):
         writer.write(head(running))

@@ -1,5 +1,5 @@
 """
-Promises about kept content, on real sockets: what is kept, what is not, and what erasing it leaves.
+Stored content, on real sockets: what is stored, what is not, and what remains after erasure.
 
 Every test ends with the auditor's verifier comparing the whole log with what is kept.
 """
@@ -224,7 +224,7 @@ async def test_an_answer_that_cannot_be_kept_is_never_finished(running, archive)
 
 
 async def test_many_requests_at_once_are_each_kept_under_their_own_name(running, archive):
-    """Sealed in groups, mixed up never."""
+    """Sealed in groups, never mixed up."""
     bodies = [json.dumps(chat(stream=True, n=number)).encode() for number in range(20)]
     await asyncio.gather(*(running.post(body, key=running.archive_key) for body in bodies))
     await running.outcome(20)
@@ -300,7 +300,7 @@ async def test_erasing_a_tenant_destroys_only_its_keys(running, archive):
 
 
 async def test_under_a_hold_nothing_is_erased_or_pruned(running, archive):
-    """The hold wins, and is an entry; once it is released, the content can go."""
+    """The hold takes precedence and is an entry; after its release the content can be erased."""
     running.verdict = verify.ExitCode.ERASED
     _, intent, _ = await kept(running, chat())
     hold = {"tenant": "archive", "reason": "case 7"}
@@ -378,7 +378,7 @@ async def test_a_tenants_key_erases_nothing(running, archive):
 
 
 async def test_the_verifier_misses_content_that_no_erasure_accounts_for(running, archive):
-    """Deleting behind the log's back is a finding; so is altering."""
+    """Deletion without an entry is a finding; so is a change."""
     running.verdict = verify.ExitCode.INVALID
     _, intent, outcome = await kept(running, chat())
     with archive.store._engine.begin() as connection:

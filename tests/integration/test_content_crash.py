@@ -63,7 +63,7 @@ async def _open(directory):
 
 
 async def _requests(log, content, *, erases):
-    """Keep and record requests for ever; now and then erase the last one."""
+    """Store and record requests until killed; now and then erase the last one."""
     common = {"tenant": TENANT.name, "key_id": "abcd2345", "route": "/v1/completions", "model": "demo"}
     while True:
         request_id = new_entry_id(int(CLOCK() * 1000), os.urandom(10))

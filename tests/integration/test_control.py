@@ -65,7 +65,7 @@ async def test_collapse_has_one_reason_in_log_metrics_and_audit(controlled):
 
 
 async def test_drafting_resumes_once_it_pays_again(controlled):
-    """A probe finds it out; the table is back everywhere, and the way there is on record."""
+    """A probe detects it; the table is restored everywhere, and each step is recorded."""
     worker = EngineWorker()
     await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
     await controlled.collapse()
@@ -97,7 +97,7 @@ async def test_decision_is_sent_again_if_not_applied(controlled, status):
 
 
 async def test_lost_stop_is_sent_again(controlled):
-    """The decision stands, and is on record once."""
+    """The decision is unchanged, and recorded once."""
     worker = EngineWorker()
     await controlled.start(worker, **PATIENT)
     await controlled.tick(8, accepted=2)
@@ -268,7 +268,7 @@ async def test_a_slow_worker_delays_no_other(controlled):
 
 
 def order(worker: str, mode: SpeculationMode, *, since: float, seconds: float) -> Override:
-    """What an operator ordered."""
+    """An override of an operator."""
     return Override(
         worker=worker,
         mode=mode,
@@ -302,7 +302,7 @@ async def test_override_applies_until_it_ends(controlled):
 
 
 async def test_an_override_keeps_a_failing_draft_drafting(controlled):
-    """Insisting works both ways, and for all workers at once."""
+    """An override can also keep drafting on, and for all workers at once."""
     workers = EngineWorker(), EngineWorker()
     await controlled.start(*workers, **PATIENT)
     now = controlled.wall()

@@ -40,13 +40,13 @@ def found(tmp_path_factory) -> Comparison:
 
 
 def test_the_reports_saving_agrees_with_the_measured_one(found):
-    """Within what both say of their uncertainty."""
+    """Within the uncertainty of both."""
     assert found.agrees, f"the report: {found.told.seconds}, measured: {found.measured.seconds}"
 
 
 @pytest.mark.parametrize("factor", WRONG)
 def test_a_saving_that_is_wrong_would_not_agree(found, factor):
-    """Bounds that hold everything agree with everything."""
+    """Otherwise the bounds would be too wide to prove anything."""
     told, measured = found.told.seconds, found.measured.seconds
     assert not found.agrees_with(factor), f"too vague, {told} and {measured}: is the machine busy?"
 

@@ -116,7 +116,7 @@ class Running:
         return float(next(line for line in lines if line.startswith(f"{name} ")).rpartition(" ")[2])
 
     async def drained(self):
-        """Wait until the log takes entries again and owes nothing."""
+        """Wait until the log accepts entries again and has no deferred ones."""
         async with asyncio.timeout(60):
             while (await self.ready())[1]["warnings"]:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.1)

@@ -100,7 +100,7 @@ def test_unreachable_control_makes_the_check_inconclusive(inside: Namespace, out
 
 
 def test_egress_by_tcp_is_detected(inside: Namespace, outside: Namespace):
-    """One is enough, and the report says which."""
+    """One connection is enough, and the report names it."""
     with cable(inside, outside, "1.1.1.1"), outside.listening("tcp,1.1.1.1,443"):
         inside.ip("route", "add", "1.1.1.1", "via", "10.99.0.2")
         code, report = check(inside)
@@ -128,7 +128,7 @@ def test_a_metadata_service_is_found(inside: Namespace, outside: Namespace):
 def test_a_proxy_of_the_environment_is_found_and_its_password_is_not_shown(
     inside: Namespace, outside: Namespace
 ):
-    """Programs that honour the variable leave by it."""
+    """Programs that honour the variable would use it for egress."""
     proxy = {"HTTPS_PROXY": "http://nurse:hunter2@10.99.0.2:3128"}
     with cable(inside, outside), outside.listening("tcp,10.99.0.2,3128"):
         code, report = check(inside, **proxy)
@@ -245,7 +245,7 @@ class Gateway:
             time.sleep(0.1)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What its log says of the checks."""
+        """Its log lines about the checks."""
         words = ["audit", "tail", "--json", "--count", "10000", "--unrecorded", "--data", str(self.data)]
         done = run_command(*words)
         assert done.returncode == 0, done.stderr
@@ -326,7 +326,7 @@ def test_strict_gateway_without_a_conclusive_check_is_not_ready(inside: Namespac
 
 
 def test_killed_prober_is_reported(inside: Namespace, tmp_path: Path):
-    """And never again that all is closed."""
+    """No later check reports `closed`."""
     settings = {"mode": "warn", "interval_seconds": 1, "retry_seconds": 1}
     with gateway(inside, tmp_path, **settings) as made:
         made.until(lambda: made.entries()[:1])

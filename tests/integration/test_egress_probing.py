@@ -135,7 +135,7 @@ def test_invalid_name_makes_the_check_inconclusive():
 
 
 def test_a_resolver_that_hangs_does_not_hold_up_the_check(monkeypatch):
-    """A lookup cannot be broken off, so it is left behind."""
+    """A lookup cannot be cancelled, so its thread is abandoned."""
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: over.wait(30) and [])
     began = time.monotonic()
@@ -163,7 +163,7 @@ def plan() -> ProbePlan:
     return ProbePlan(probes=(probe(ProbeKind.TCP, 9),), control=None, timeout_seconds=1.0)
 
 
-def test_a_prober_can_be_asked_again_and_again(plan):
+def test_a_prober_runs_repeated_checks(plan):
     """It tries nothing before, and each answer is of a new attempt."""
     prober = Prober.start(plan)
     try:

@@ -1,5 +1,5 @@
 """
-What a request is charged for, however it ends, through the whole gateway on real sockets.
+The charge for a request, with every outcome, through the whole gateway on real sockets.
 
 The limits of several gateways, and of gateways that die, are in tests/contract.
 """
@@ -85,7 +85,7 @@ async def test_a_request_is_charged_what_the_worker_counted(limited, stream):
 
 
 async def test_an_answer_without_token_counts_is_charged_by_its_prompt_and_frames(limited):
-    """A client that left in the middle is not served for nothing."""
+    """A client that disconnected in the middle is charged too."""
     running, limiter = limited
     running.worker.pieces = ["x "] * 200
     running.worker.pause_seconds = 0.02
@@ -112,7 +112,7 @@ async def test_queued_client_that_leaves_releases_its_slot(limited):
 
 @pytest.mark.parametrize("worker", [{"status": 400}, {"status": 500}, {"breaks_before_answer": True}])
 async def test_a_request_that_no_worker_answered_costs_no_tokens(limited, worker):
-    """Nor does it keep its place."""
+    """It releases its slot as well."""
     running, limiter = limited
     for name, value in worker.items():
         setattr(running.worker, name, value)

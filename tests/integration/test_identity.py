@@ -76,7 +76,7 @@ def oidc(tmp_path: Path) -> OidcSettings:
 
 
 def trusting(files: Files | None = None) -> ssl.SSLContext:
-    """What a client believes, and the certificate it shows."""
+    """The authorities that a client trusts, and its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=AUTHORITY.pem)
     if files is not None:
@@ -140,7 +140,7 @@ async def test_a_token_calls_for_its_tenant_and_is_recorded_by_its_subject(serve
 
 
 async def test_refused_tokens_read_alike_and_the_log_says_why(serve, oidc):
-    """No oracle for clients, a reason for operators, the token in no log."""
+    """Clients get no reason, operators do, and no log has the token."""
     running = await serve(FakeWorker(), oidc=oidc)
     tokens = {
         "token_signature": Provider().token(groups=["lab"]),
@@ -301,7 +301,7 @@ async def test_required_certificate_and_key_must_be_of_one_tenant(serve, mutual,
 
 
 async def test_the_certificate_in_force_is_gone_once_its_connection_is(serve, mutual, billing):
-    """Every connection stands for itself: the next one without a certificate has none."""
+    """The certificate belongs to one connection: the next one without a certificate has none."""
     running = await serve(FakeWorker(), tls=mutual)
     assert (await hello(running, trusting(billing)))[0] == 200
     assert (await hello(running, trusting()))[0] == 401

@@ -1,5 +1,5 @@
 """
-The wall on this machine's kernel: processes that raise it, then try to connect past it in every way we know.
+The wall on this machine's kernel: processes that raise it, then try to bypass it in all known ways.
 """
 
 import asyncio
@@ -150,11 +150,11 @@ def test_listening_stays_possible(answer):
 
 
 def test_datagrams_are_not_held(answer):
-    """What the documentation says the wall is not, it is not: UDP is the network's to hold."""
+    """As documented: the network must block UDP."""
     assert answer["datagrams"]
 
 
-def test_is_not_raised_around_a_half_of_a_process():
+def test_is_not_raised_around_only_a_part_of_a_process():
     """An earlier thread would stay outside, so the wall is not raised, with a message."""
     assert answer_of(WITH_A_THREAD).strip() == "not up: threads are running already and would not be covered"
 

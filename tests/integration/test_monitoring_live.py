@@ -54,7 +54,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(controlled: ApplianceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """Have the draft of the running appliance collapse and recover."""
+    """Make the draft of the running appliance collapse and recover."""
     worker = Admin(controlled).ask("status")["workers"][0]["url"]
     targets = {"gateway": urlsplit(controlled.url).netloc, "worker": urlsplit(worker).netloc}
     with (
@@ -114,7 +114,7 @@ def test_marks_of_restarts_and_recycles_can_be_asked_for(story: Story):
         assert story.prometheus.since(filled_in(EVENTS[name]["expr"]), story.began) == []
 
 
-def test_every_rule_is_evaluated_without_a_complaint(story: Story):
+def test_every_rule_is_evaluated_without_an_error(story: Story):
     """As Prometheus reports for each of them."""
     groups = story.prometheus.ask("rules")["groups"]
     assert groups

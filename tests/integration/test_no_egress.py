@@ -1,5 +1,5 @@
 """
-Nothing leaves: the whole appliance in an empty network namespace, every connection of it traced; and a start
+No egress: the whole appliance in an empty network namespace, every connection of it traced; and a start
 or a request that points outside is refused, with the reason.
 """
 
@@ -115,7 +115,7 @@ def test_the_trace_saw_gateway_and_worker(report, trace):
 
 @pytest.mark.worker
 def test_wall_is_up_and_reported(report):
-    """To the person watching, in the metrics and in `appliance status`; one door, to the worker."""
+    """In the log, in the metrics and in `appliance status`; one port, of the worker."""
     try:
         version = abi_version()
     except OSError:
@@ -136,7 +136,7 @@ def test_a_picture_by_url_is_refused(report, dialect):
     assert "fetches nothing from the network" in json.loads(text)["error"]["message"]
 
 
-# A start that points outside.
+# A start with a setting that points outside.
 
 
 HOSTILE = {
@@ -191,7 +191,7 @@ def test_a_hostile_setting_is_refused(refusals, variable):
     assert HOSTILE[variable][1] in last
 
 
-# The eyes themselves.
+# The trace reader itself.
 
 HERE = 'sa_family=AF_INET, sin_port=htons(8000), sin_addr=inet_addr("127.0.0.1")'
 HERE_6 = 'sa_family=AF_INET6, sin6_port=htons(8000), sin6_flowinfo=htonl(0), inet_pton(AF_INET6, "::1", &a)'
@@ -222,6 +222,6 @@ def test_trace_reader_detects_a_foreign_address(line):
 
 
 def test_trace_reader_accepts_local_addresses():
-    """Loopback, Unix sockets and the kernel's own are no strangers."""
+    """Loopback, Unix sockets and the kernel's own."""
     assert strangers("\n".join(LOCAL_LINES)) == []
     assert peers("\n".join(LOCAL_LINES)) == {("127.0.0.1", 8000), ("::1", 8000)}

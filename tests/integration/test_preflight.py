@@ -82,7 +82,7 @@ def start_once(data: Path, *arguments: str) -> None:
 
 
 def test_the_demo_pair_on_a_fresh_machine(tmp_path):
-    """Nothing fails, nothing is made, and the tokenizer loads; the screen fits a hundred columns."""
+    """No check fails, no file is created, and the tokenizer loads; the screen fits a hundred columns."""
     code, checks = preflight("--data", tmp_path / "data", "--skip", "ports")
     assert code == 0, checks
     assert results(checks, "weights.files", "draft.fits", "tokenizer.loads") == ["ok", "ok", "ok"]
@@ -180,7 +180,7 @@ def test_a_disk_that_is_tiny_or_read_only(tmp_path, options, wrong, word):
 
 
 def test_unknown_request_to_the_prober_is_refused():
-    """A misspelt --skip would otherwise leave out nothing."""
+    """A misspelt --skip would otherwise have no effect."""
     done = run_command("preflight", "--skip", "prots")
     assert done.returncode == 1
     assert "--skip prots is not a check" in done.stderr

@@ -1,5 +1,5 @@
 """
-Promises about every route, on real sockets, with what a real worker was recorded to answer.
+Promises about every route, on real sockets, with recorded answers of a real worker.
 
 Every test ends with the auditor's verifier finding the whole log valid and complete.
 """
@@ -61,7 +61,7 @@ def asked(path: str, **more: object) -> dict:
 
 
 def answer_of(path: str) -> str:
-    """Return what a worker was recorded to answer."""
+    """A recorded answer of a worker."""
     return json.loads((RECORDED_AT / f"{RECORDED[path]}.json").read_text(encoding="utf-8"))["body"]
 
 
@@ -190,7 +190,7 @@ async def test_a_workers_refusal_has_the_shape_of_its_route(running, path):
     [(400, "false"), (404, "false"), (422, "false"), (429, "true"), (500, "true"), (501, "false")],
 )
 async def test_error_says_whether_to_retry(running, status, retry):
-    """What the worker cannot do, it cannot do the next time either."""
+    """A retry of what the worker cannot do is useless."""
     running.worker.status = status
     reply = await running.post(asked("/v1/embeddings"), path="/v1/embeddings")
     assert (reply.status, reply.headers["x-should-retry"]) == (status, retry)
@@ -275,7 +275,7 @@ async def test_route_that_the_worker_lacks_has_its_own_code(serve, path):
 
 @EVERY
 async def test_missing_member_of_a_route_is_named(running, path):
-    """A clear 400, and no worker is troubled."""
+    """A clear 400, and no worker receives the request."""
     reply = await running.post({"model": MODEL}, path=path)
     assert reply.status == 400
     first = ROUTES[path].needs[0][0]
@@ -303,7 +303,7 @@ async def test_no_request_makes_a_worker_fetch_a_url(running, path):
 
 
 @pytest.mark.parametrize("path", [path for path in BODIES if ROUTES[path].caches])
-async def test_each_tenant_has_a_cache_of_its_own_at_a_worker(serve, path):
+async def test_each_tenant_has_its_own_cache_at_a_worker(serve, path):
     """The salt is the gateway's, the same for all of a tenant's requests."""
     running = await serve(FakeWorker(answer=answer_of(path).encode()))
     for key in (running.key, running.key, running.careful_key):
@@ -354,7 +354,7 @@ async def test_non_generating_request_needs_no_target_only_worker(serve, path):
     assert "speculation_forbidden" not in await running.outcome()
 
 
-async def test_an_adapter_is_a_model_of_its_own(serve):
+async def test_an_adapter_is_a_separate_model(serve):
     """Who may use every model may not use adapters, unless by name."""
     running = await serve(FakeWorker(models=[MODEL, "tuned"], parents={"tuned": MODEL}))
     reply = await running.post({**asked("/v1/completions"), "model": "tuned"}, path="/v1/completions")

@@ -102,7 +102,7 @@ async def until_recorded(running, count: int) -> dict[str, dict]:
     return {entry["request_id"]: entry for entry in running.entries("request.outcome")}
 
 
-# Who waits.
+# Queueing.
 
 
 async def waiting(running) -> None:
@@ -122,7 +122,7 @@ async def occupy(running, *workers: FakeWorker) -> "list[asyncio.Future[Ended]]"
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_waits_until_a_worker_has_room(serve, stream):
-    """It is answered as if nothing had been, and the log says how long it waited."""
+    """It is answered as usual, and the log has its waiting time."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1))
     (first,) = await occupy(running)
     second = asyncio.ensure_future(client(running, stream=stream))
@@ -185,7 +185,7 @@ async def test_a_stream_that_waits_long_is_kept_alive(serve):
 
 
 async def test_a_kept_alive_stream_that_waits_too_long_ends_with_an_error(serve):
-    """Its head is out, so the last frame says it."""
+    """Its head was sent, so the last frame has the error."""
     running = await serve(
         FakeWorker(), admission=AdmissionSettings(worker_requests=1, wait_seconds=0.4), keep_alive_seconds=0.1
     )
@@ -241,7 +241,7 @@ async def test_a_kept_alive_stream_whose_worker_dies_before_its_answer_goes_to_a
 
 
 async def test_a_client_that_leaves_while_it_waits_is_out_of_the_queue(serve):
-    """It takes no place, and the log says that it left."""
+    """It uses no slot, and the log says that it left."""
     running = await serve(FakeWorker(), admission=AdmissionSettings(worker_requests=1))
     (first,) = await occupy(running)
     gone = asyncio.ensure_future(client(running))
@@ -304,7 +304,7 @@ async def test_request_that_crashes_workers_crashes_two_at_most(serve):
 
 
 async def test_workers_that_cannot_be_reached_cost_nothing_to_pass_over(serve):
-    """Any number of them: none has received the request."""
+    """Any number of them, since none has received the request."""
     running = await serve(*(FakeWorker() for _ in range(4)))
     for number in (1, 2, 3):
         seen = running.pool.snapshot(WorkerId(f"w{number}"))

@@ -1,7 +1,7 @@
 """
 Speculation control of real vLLM workers that the gateway did not start, one or two in its pool.
 
-Each start of a worker takes a while, so three stories share two of them: one with a damaged draft collapses,
+Starts of workers are slow, so three scenarios share two of them: one with a damaged draft collapses,
 is recycled without its draft, and then is the target-only worker next to one without the plugin.
 """
 
@@ -71,7 +71,7 @@ def name_of(worker: RunningWorker) -> str:
 
 
 def damaged_draft(directory: Path) -> Path:
-    """Copy the demo draft, with the rows of its weights in another order: it loads, and means nothing."""
+    """Copy the demo draft, with the rows of its weights in another order: its tokens are useless."""
     shutil.copytree(DEMO_DRAFT, directory)
     file = next(directory.glob("*.safetensors"))
     tensors = load_file(file)
@@ -143,7 +143,7 @@ def probing(directory: Path, controlled: RunningWorker) -> Probing:
 
 
 def test_a_damaged_draft_is_called_collapsed_and_probed_ever_less(probing):
-    """It raises the alarm, the worker serves the target alone, and the time between probes grows."""
+    """The alert fires, the worker serves the target alone, and the time between probes grows."""
     assert probing.alarm == [1, 1]
     assert probing.waits == sorted(probing.waits)
     assert probing.waits[-1] > 4 * PROBE_SECONDS, "a hopeless draft is probed ever less"

@@ -1,5 +1,5 @@
 """
-Promises about requests that must not be speculated, and about whose drafts failed, on real sockets.
+Requests that must not be speculated, and requests whose drafts failed, on real sockets.
 
 Every test ends with the auditor's verifier finding the whole log valid and complete.
 """
@@ -48,7 +48,7 @@ def key_of(running, is_careful: bool) -> str:
 
 @FORBIDDEN
 async def test_opted_out_requests_go_to_target_only_workers(serve, body, headers, is_careful, why, param):
-    """Whichever worker is free; the outcome says what forbade it."""
+    """Even if another worker is free; the outcome names the reason."""
     running = await serve(drafting(), FakeWorker())
     for count in range(1, 4):
         reply = await running.post(body, key=key_of(running, is_careful), **headers)
@@ -70,7 +70,7 @@ async def test_other_requests_are_speculated(serve):
 
 @FORBIDDEN
 async def test_error_names_why_no_worker_can_answer(serve, body, headers, is_careful, why, param):
-    """400 with the parameter that is in the way; not worth a retry, and recorded as refused."""
+    """400 with the parameter that forbids it; not retryable, and recorded as refused."""
     running = await serve(drafting(), drafting())
     reply = await running.post(body, key=key_of(running, is_careful), **headers)
     assert (reply.status, reply.headers["x-should-retry"]) == (400, "false")
@@ -107,7 +107,7 @@ async def test_a_target_only_worker_that_is_away_is_worth_waiting_for(serve):
 
 
 async def test_a_retry_goes_to_no_worker_with_a_draft_either(serve):
-    """What forbids the first worker forbids the second."""
+    """The same rule applies to the second worker."""
     running = await serve(FakeWorker(breaks_before_answer=True), drafting(), FakeWorker())
     assert (await running.post(chat(), **HEADER)).status == 200
     outcome = await running.outcome()

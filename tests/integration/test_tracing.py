@@ -1,7 +1,7 @@
 """
 Traces of a whole appliance, as a collector gets them: OTLP over HTTP, on loopback.
 
-Each byte that reaches the collector is searched for what was asked and answered.
+Each byte that reaches the collector is searched for prompt and completion.
 """
 
 import asyncio
@@ -194,7 +194,7 @@ def _collector_with_a_certificate(
     assert bool(collector.bodies) is believed
 
 
-async def test_a_collector_that_is_away_costs_a_request_nothing(tmp_path, collector):
+async def test_an_unreachable_collector_does_not_affect_requests(tmp_path, collector):
     """Requests are answered, spans are counted, and the log says it once."""
     collector.status = 400
     worker = FakeWorker()

@@ -1,4 +1,4 @@
-"""A real vLLM worker on the CPU: started, watched, killed in every way, and never left behind."""
+"""A real vLLM worker on the CPU: started, watched, killed in every way, and never orphaned."""
 
 import asyncio
 import json
@@ -175,7 +175,7 @@ async def test_a_real_engine_repeats_what_the_record_of_its_draft_says(running):
 
 
 async def test_is_started_again_when_its_engine_is_killed(running):
-    """The death of the process that computes is noticed, although the API server still listens."""
+    """The end of the engine process is detected, although the API server still listens."""
     before, session = len(running.events), running.session
     os.kill(running.process("VLLM::EngineCore"), signal.SIGKILL)
     kinds = await running.is_healthy_again(before)
@@ -186,7 +186,7 @@ async def test_is_started_again_when_its_engine_is_killed(running):
 
 
 async def test_stops_without_leaving_a_process(running):
-    """After stop there is nothing left of the worker, and no mention of a death."""
+    """After stop no process of the worker remains, and no failure is reported."""
     session, before = running.session, len(running.events)
     await running.supervisor.stop()
     assert processes_of_session(session) == {}

@@ -1,4 +1,4 @@
-"""Requests to a worker that closes connections when it likes."""
+"""Requests to a worker that closes connections at any time."""
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
@@ -76,8 +76,8 @@ async def test_a_new_connection_that_is_closed_is_a_failure():
         assert scripted.heard == 1
 
 
-async def test_an_answer_that_has_begun_is_not_asked_for_again():
-    """The worker was at work on it."""
+async def test_a_request_whose_answer_has_begun_is_not_retried():
+    """The worker was processing it."""
     async with _asking([ANSWER, PART], [ANSWER]) as (ask, scripted):
         assert await ask() == (200, b"{}")
         with pytest.raises(WorkerFailedError, match="closed the connection"):

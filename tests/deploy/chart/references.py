@@ -1,5 +1,5 @@
 """
-What no schema sees: names that lead nowhere, and selectors that select nothing.
+Checks beyond schemas: names without an object, and selectors without a match.
 """
 
 from collections import Counter

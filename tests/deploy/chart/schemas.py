@@ -1,5 +1,5 @@
 """
-What Kubernetes itself would say of an object: its own schemas, in the strict form that knows no other fields.
+Validation of objects by the schemas of Kubernetes, in the strict form without unknown fields.
 
 Custom resources have no schema here but `custom_resources.yaml`, which we wrote: minimal, of the fields that
 this chart uses, after the projects' documentation.  Pods inside them are held against Kubernetes' own schema.

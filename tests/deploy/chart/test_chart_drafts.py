@@ -209,7 +209,7 @@ def test_a_contradiction_about_drafts_is_refused_with_what_to_do(values, message
 
 
 def test_every_contradiction_about_drafts_is_tried():
-    """Each message of the template is brought about above."""
+    """Each message of the template has a case above."""
     template = (CHART / "templates" / "_draft_preflight.tpl").read_text(encoding="utf-8")
     messages = [line for line in template.splitlines() if line and not line.startswith(("{{-", "{{/*", " "))]
     assert len(messages) == len(CONTRADICTIONS)
@@ -252,7 +252,7 @@ def test_refresh_is_opt_in():
 
 
 def test_a_schedule_alone_makes_a_cron_job_that_never_runs_twice_at_once():
-    """No Job of its own; in the site's time zone."""
+    """No separate Job; in the site's time zone."""
     rendered = render(refreshing(CLOCK))
     assert not [name for name in rendered.kind("Job") if "draft-refresh" in name]
     spec = rendered.one("CronJob")["spec"]
@@ -559,7 +559,7 @@ def test_gateways_may_call_the_collector_too():
 
 
 def test_nodes_of_one_worker_still_talk_to_each_other():
-    """And the collector comes on top."""
+    """In addition to the collector."""
     among, collector, resolver = worker_egress(SITES["traces from several nodes"])
     assert "ports" not in among
     assert collector["ports"][0]["port"] == 4318
@@ -567,7 +567,7 @@ def test_nodes_of_one_worker_still_talk_to_each_other():
 
 
 def test_policy_denies_a_worker_with_wider_access():
-    """The policies judge the way to the collector as every other: an open one is refused."""
+    """The policies check the egress rule for the collector like every other: an open one is denied."""
     objects = render(site(TRACED)).objects
     assert policies.denied("network", objects) == []
     (policy,) = (

@@ -242,7 +242,7 @@ def test_a_contradiction_is_refused_with_what_to_do(values, message):
 
 
 def test_every_contradiction_the_chart_knows_is_tried():
-    """Each of its messages is one that a test above brings about, or the one on Kubernetes' own version."""
+    """Each of its messages has a test above, or is the one on Kubernetes' own version."""
     template = (CHART / "templates" / "_preflight.tpl").read_text(encoding="utf-8")
     messages = [line for line in template.splitlines() if line and not line.startswith(("{{-", "{{/*", " "))]
     assert messages

@@ -56,7 +56,7 @@ def said_by(example: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
 def test_there_is_an_example_for(wanted):
-    """Each kind of site that was promised one."""
+    """Each documented kind of site."""
     assert EXAMPLES_AT / f"{wanted}.yaml" in EXAMPLES
 
 
@@ -90,7 +90,7 @@ def test_all_references_between_objects_resolve(example):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_keeps_every_policy(example):
-    """But for what `exceptions.yaml` grants to one of them by name, with the reason."""
+    """Except for exceptions in `exceptions.yaml`, by name and with the reason."""
     granted = EXCEPTIONS.get(example.stem, {})
     objects = shown(example).objects
     assert policies.denied_by_any(objects, exceptions=granted.get("allowed"), offline=offline()) == {}
@@ -98,7 +98,7 @@ def test_every_example_keeps_every_policy(example):
 
 @pytest.mark.parametrize("stem", EXCEPTIONS)
 def test_every_exception_is_needed(stem):
-    """One that nothing needs any more would only hide what comes later."""
+    """An unused one could only hide later violations."""
     objects = shown(EXAMPLES_AT / f"{stem}.yaml").objects
     assert policies.denied("pod_security", objects)
     assert EXCEPTIONS[stem]["because"]
@@ -116,7 +116,7 @@ def test_helm_lint_reports_nothing(example):
     assert "0 chart(s) failed" in lint(yaml.safe_load(text), files=[IMAGES])
 
 
-def test_lint_is_not_always_content(tmp_path):
+def test_lint_can_fail(tmp_path):
     """So that the test above can fail."""
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: broken\n", encoding="utf-8")
     with pytest.raises(RefusedError, match="version is required"):

@@ -1,4 +1,4 @@
-"""Each template: what appears when, and what a value changes."""
+"""Each template: its objects, and the effect of values."""
 
 import json
 from pathlib import Path
@@ -396,7 +396,7 @@ def test_names_fit_whatever_the_release_is_called():
 
 
 def test_every_template_makes_something_in_these_tests():
-    """A template that nothing here renders is one that nothing here judges."""
+    """A template that no test renders would be untested."""
     group = {"nodes": 2, "tensorParallel": 8, "pipelineParallel": 2}
     entries = {"gateway": {"ingress": {"enabled": True, "host": "h.example", "tlsSecret": "t"}}}
     all_on = {"monitoring": {"dashboards": {"enabled": True}}}
