@@ -183,7 +183,7 @@ def signature_lines(text: str, signers: Sequence[NoteSigner], *, time: int) -> s
 
 
 def signed_message(key: VerifierKey, text: str, time: int) -> bytes:
-    """Return what a key of this type signs; raises MalformedCheckpointError if it takes only checkpoints."""
+    """Return what a key signs; raises MalformedCheckpointError if an ML-DSA-44 key gets no checkpoint."""
     if key.kind == ED25519:
         return text.encode()
     if key.kind == ED25519_COSIGNATURE:

@@ -149,10 +149,8 @@ _PAYLOAD_LIMITS = (
     _flag("payload_lost", "whether the content could not be kept although the tenant's mode requires it"),
 )
 _CHANGES = _list("changes", "names of what changed; never the values")
-_ACCEPTANCE_LENGTH = Field(
-    name="acceptance_length",
-    kind=Kind.DECIMAL,
-    meaning="mean tokens per draft with the bonus token, three decimal places",
+_ACCEPTANCE_LENGTH = _decimal(
+    "acceptance_length", "mean tokens per draft with the bonus token, three decimal places"
 )
 
 REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
@@ -171,9 +169,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text(
                 "content_mode",
                 "kept content: `none`, `digest` (keyed commitments) or `encrypted` (all of it)",
-                "none",
-                "digest",
-                "encrypted",
+                *("none", "digest", "encrypted"),
             ),
             *_maybe(
                 _WORKER,
@@ -199,12 +195,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _text(
                 "outcome",
                 "how it ended",
-                "completed",
-                "client_gone",
-                "worker_failed",
-                "worker_refused",
-                "timed_out",
-                "not_admitted",
+                *("completed", "client_gone", "worker_failed", "worker_refused", "timed_out", "not_admitted"),
             ),
             _STATUS,
             _count("duration_ms", "from the request's arrival to its end"),
@@ -233,9 +224,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _text(
                     "speculation_forbidden",
                     "what kept the request from workers with a draft",
-                    "tenant",
-                    "header",
-                    "parameter",
+                    *("tenant", "header", "parameter"),
                 ),
                 _list("verdicts", "policy verdicts that applied"),
                 *_payload("the answer as it was sent"),
@@ -250,9 +239,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 "reason",
                 "`gateway_stopped`: it stopped first; `gateway_failed`: a defect or the log prevented an "
                 "answer; `entry_not_durable`: the log could not be written",
-                "gateway_stopped",
-                "gateway_failed",
-                "entry_not_durable",
+                *("gateway_stopped", "gateway_failed", "entry_not_durable"),
             ),
             *_maybe(*_payload("the part of the answer that was sent"), *_PAYLOAD_LIMITS),
         ),
@@ -283,10 +270,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 "reason",
                 "why: its tenant deleted it, it expired, the tenant's content was erased, or the tenant's "
                 "quota was exceeded",
-                "deleted",
-                "expired",
-                "erased",
-                "refused",
+                *("deleted", "expired", "erased", "refused"),
             ),
             *_maybe(_KEY_ID),
         ),
@@ -347,10 +331,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _WEIGHTS,
             _ENGINE,
             _text("speculation_method", "how drafts are made; `none` for the target alone"),
-            *_maybe(
-                _DRAFT,
-                _list("draft_lint", "rules of `appliance draft lint` that reported a finding"),
-            ),
+            *_maybe(_DRAFT, _list("draft_lint", "rules of `appliance draft lint` that reported a finding")),
         ),
         EntryType.WORKER_STOPPED: _schema(
             "A worker stopped on request.",
@@ -486,9 +467,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             "Limits, models or policy of a tenant changed.", _TENANT, _CHANGES, _ACTOR
         ),
         EntryType.TENANT_DELETED: _schema(
-            "A tenant was deleted; a later tenant of the same name is a different one.",
-            _TENANT,
-            _ACTOR,
+            "A tenant was deleted; a later tenant of the same name is a different one.", _TENANT, _ACTOR
         ),
         EntryType.KEY_CREATED: _schema(
             "An API key was created; every request names its key.",
@@ -579,10 +558,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _ACTOR,
         ),
         EntryType.HOLD_RELEASED: _schema(
-            "Ends a legal hold; the tenant's content can be erased again.",
-            _TENANT,
-            _REASON,
-            _ACTOR,
+            "Ends a legal hold; the tenant's content can be erased again.", _TENANT, _REASON, _ACTOR
         ),
         EntryType.EGRESS_ATTESTED: _schema(
             "A gateway tried to reach the outside: the evidence for sovereignty.  Each gateway attests for "
@@ -591,9 +567,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 "result",
                 "`closed`: every attempt failed, and the control succeeded; `open`: an attempt succeeded; "
                 "`inconclusive`: neither was shown",
-                "closed",
-                "open",
-                "inconclusive",
+                *("closed", "open", "inconclusive"),
             ),
             _text("trigger", "what triggered the check", "start", "schedule", "request"),
             _count("attempts", "egress attempts made"),

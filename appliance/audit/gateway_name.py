@@ -27,11 +27,7 @@ class GatewayName:
 
     @classmethod
     def hold(
-        cls,
-        path: Path,
-        configured: str | None = None,
-        *,
-        random_bytes: Callable[[int], bytes] = os.urandom,
+        cls, path: Path, configured: str | None = None, *, random_bytes: Callable[[int], bytes] = os.urandom
     ) -> Self:
         """
         Lock `path` and return the name in it, or the configured one; create one at the first start.

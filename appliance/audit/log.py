@@ -50,7 +50,6 @@ class AuditState:
     root: str
     """Root of the tree over them, in base64 as in a checkpoint."""
     queued: int
-    """Entries waiting to be committed."""
     open_requests: int
     failure: str | None
     """Why the last commit failed, or None while entries become durable."""
@@ -84,11 +83,8 @@ class AuditLog:
         publisher: Publisher,
         writer: Writer,
     ) -> None:
-        self._settings = settings
-        self._maker = maker
-        self._requests = requests
-        self._publisher = publisher
-        self._writer = writer
+        self._settings, self._maker, self._requests = settings, maker, requests
+        self._publisher, self._writer = publisher, writer
         self._closing = False
 
     @classmethod
@@ -240,8 +236,8 @@ class AuditLog:
         the queue is full: there are never more of those than accepted intents.
 
         Raises AuditEntryError if the entry is malformed or its request is in the wrong state,
-        AuditUnavailableError if too many entries are waiting or the log is closing, AuditForkError once it
-        was taken over.
+        AuditUnavailableError if too many entries are waiting or the log is closing, AuditForkError if another
+        writer has taken the log over.
         """
         pending = self.make(entry_type, fields)
         self.hand_over(pending)

@@ -18,7 +18,7 @@ EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
 def hash_leaf(leaf: bytes) -> bytes:
-    """Return the hash of a leaf; its prefix keeps a leaf from passing as a node."""
+    """The prefix keeps a leaf from passing as a node."""
     return hashlib.sha256(b"\x00" + leaf).digest()
 
 

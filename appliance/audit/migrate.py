@@ -40,11 +40,7 @@ _OTHER_TABLES = (
 
 
 def copy_log(
-    source_url: str,
-    target_url: str,
-    *,
-    progress: Callable[[int, int], None],
-    also: Sequence[Table] = (),
+    source_url: str, target_url: str, *, progress: Callable[[int, int], None], also: Sequence[Table] = ()
 ) -> Head:
     """
     Copy a log without writers into an empty database, which has its tables; return its head.

@@ -72,11 +72,8 @@ class EntryMaker:
         on_settled: Callable[[EntryType, AuditError | None], None] = _ignore,
         gateway: str | None = None,
     ) -> None:
-        self.origin = origin
-        self._gateway = gateway
-        self._clock = clock
-        self._random_bytes = random_bytes
-        self._on_settled = on_settled
+        self.origin, self._gateway, self._on_settled = origin, gateway, on_settled
+        self._clock, self._random_bytes = clock, random_bytes
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
         """Return a pending entry; fields of None are left out.  Raises AuditEntryError."""

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, verify_checkpoint
 from appliance.audit.merkle import CompactRange
 from appliance.audit.store import AuditStore, Head, OpenRequest
-from appliance.errors import (
-    AuditRollbackError,
-    AuditVerificationError,
-    MalformedCheckpointError,
-)
+from appliance.errors import AuditRollbackError, AuditVerificationError, MalformedCheckpointError
 
 _REMEDY = "do not delete anything; restore the newer database, or start a new log under a new origin"
 

@@ -21,15 +21,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import HASH_BYTES
 from appliance.audit.sqlite_append import SqliteAppender
-from appliance.audit.stored import (
-    AuditStore,
-    Behind,
-    Head,
-    Leaf,
-    OpenRequest,
-    StoredCheckpoint,
-    gateway_of,
-)
+from appliance.audit.stored import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint, gateway_of
 from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_writers
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 from appliance.infra import schema
@@ -219,14 +211,9 @@ class SqlAuditStore(SqlStore):
 
     def _upsert(self, connection: Connection, table: Table, row: dict[str, Any], *, key: str) -> None:
         rest = {name: value for name, value in row.items() if name != key}
-        if self._is_postgresql:
-            connection.execute(
-                postgresql.insert(table).values(row).on_conflict_do_update(index_elements=[key], set_=rest)
-            )
-        else:
-            connection.execute(
-                sqlite.insert(table).values(row).on_conflict_do_update(index_elements=[key], set_=rest)
-            )
+        dialect = postgresql if self._is_postgresql else sqlite
+        statement = dialect.insert(table).values(row)
+        connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=rest))
 
     def _check_schema(self) -> None:
         with self._errors("opened"):

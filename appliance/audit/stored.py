@@ -41,11 +41,7 @@ class Leaf:
     @classmethod
     def of(cls, index: int, leaf: bytes, entry_type: EntryType, request_id: str | None = None) -> Self:
         return cls(
-            index=index,
-            leaf=leaf,
-            leaf_hash=hash_leaf(leaf),
-            type=entry_type.value,
-            request_id=request_id,
+            index=index, leaf=leaf, leaf_hash=hash_leaf(leaf), type=entry_type.value, request_id=request_id
         )
 
 
@@ -92,8 +88,8 @@ class AuditStore(Protocol):
         """
         Append after the entries that others added since the log had `size` entries, in one transaction.
 
-        No other writer appends meanwhile.  If `make` raises, or with AuditEntryError as above, nothing is
-        added.
+        No other writer appends meanwhile.  If `make` raises, nothing is added; raises AuditEntryError as
+        above.
         """
 
     def leaves(self, start: int, end: int) -> list[Leaf]:

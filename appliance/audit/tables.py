@@ -5,17 +5,7 @@ The migrations also create triggers that keep leaves write-once.  They stop mist
 owner of the database can drop them, so the tree is signed.
 """
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-)
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
 
 metadata = MetaData()
 

@@ -4,19 +4,18 @@ The auditor's verifier: says whether a log, or a receipt, is what the key's owne
     python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--json]
     python -m appliance.audit.verify RECEIPT.tlog-proof --leaf LEAF --key KEY
 
-It needs Python and `cryptography`, no network and nothing of ours: this file may be copied out and
-run alone.  It therefore repeats, on purpose, the little hashing and parsing that the writer has
-too; a mistake there must not be repeated here, and external vectors pin both.  That is also why it
-is longer than other files.
+It needs Python and `cryptography`, no network and nothing of ours: this file may be copied out and run alone.
+It therefore repeats, on purpose, the little hashing and parsing that the writer has too; a mistake there must
+not be repeated here, and external vectors pin both.  That is also why it is longer than other files.
 
-The keys must come to the auditor by another way than the export does; every one that is given must
-have signed.  A key that was rotated is followed to its successor, which the old key signed for.
-Without a checkpoint that somebody else held (`--held`) or cosigned (`--witness`), a valid log only
-shows that its operator is consistent.
+The keys must come to the auditor by another way than the export does; every one that is given must have
+signed.  A key that was rotated is followed to its successor, which the old key signed for.  Without a
+checkpoint that another party held (`--held`) or cosigned (`--witness`), a valid log only shows that its
+operator is consistent.
 
 Exit codes: 0 valid, 10 valid with erased payloads, 1 cannot be used (arguments, files), 2 invalid,
-3 diverged from a checkpoint that was held or cosigned, 4 incomplete, 5 not cosigned by as many
-witnesses as were asked for.  It fails closed: what it cannot read is invalid.
+3 diverged from a checkpoint that was held or cosigned, 4 incomplete, 5 not cosigned by as many witnesses as
+were asked for.  It fails closed: what it cannot read is invalid.
 """
 
 import argparse
@@ -58,8 +57,6 @@ _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
 
 
 class ExitCode(IntEnum):
-    """What the process ends with."""
-
     VALID = 0
     UNUSABLE = 1
     INVALID = 2
@@ -108,7 +105,6 @@ class Key:
 
     @property
     def line(self) -> str:
-        """The key as it is handed out."""
         return f"{self.name}+{self.key_id.hex()}+{_show_hash(self.material)}"
 
     @property
@@ -173,8 +169,6 @@ class Cosigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A tree head that was signed."""
-
     size: int
     root: bytes
 
@@ -205,8 +199,6 @@ class Payloads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPayload:
-    """One payload as its leaf names it."""
-
     index: int
     tenant: str
     digest: str
@@ -215,8 +207,6 @@ class NamedPayload:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What was found."""
-
     subject: str
     origin: str
     size: int = 0
@@ -243,7 +233,6 @@ class Report:
 
     @property
     def gaps(self) -> int:
-        """Gaps the log admits."""
         return self.entries_by_type["audit.gap"]
 
     @property
@@ -393,12 +382,10 @@ def see_cosignatures(report: Report, note: bytes) -> Head | None:
 
 
 def hash_leaf(leaf: bytes) -> bytes:
-    """Return the hash of a leaf."""
     return hashlib.sha256(b"\x00" + leaf).digest()
 
 
 def hash_node(left: bytes, right: bytes) -> bytes:
-    """Return the hash of an inner node."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
@@ -410,7 +397,6 @@ class Tree:
         self._subtrees: list[tuple[int, bytes]] = []
 
     def append(self, node: bytes) -> None:
-        """Add one leaf hash."""
         height = 0
         while self._subtrees and self._subtrees[-1][0] == height:
             node = hash_node(self._subtrees.pop()[1], node)
@@ -419,7 +405,6 @@ class Tree:
         self.size += 1
 
     def root(self) -> bytes:
-        """Return the root."""
         if not self._subtrees:
             return hashlib.sha256(b"").digest()
         *rest, (_, node) = self._subtrees
@@ -658,7 +643,6 @@ class TileCheck:
 
 
 def tile_path(level: str, number: int, width: int) -> str:
-    """Return the path of a tile or entry bundle."""
     parts = [f"{number % 1000:03d}"]
     while number := number // 1000:
         parts.insert(0, f"x{number % 1000:03d}")
@@ -820,7 +804,7 @@ def render(report: Report) -> str:
         ("time", f"{report.first_time} to {report.last_time}" if report.first_time else "no entries"),
         *((_show(name), str(number)) for name, number in sorted(report.entries_by_type.items())),
         *(("rotated to", _show(key)) for key in report.rotations),
-        ("held", report.held or _NOTHING_HELD),
+        ("held", report.held or "nothing held: nobody's older head was compared"),
         ("witnesses", _witness_line(report)),
         *(
             ("", f"{_show(name)}, the first {seen.size} entries at {_show_time(seen.time)}")
@@ -842,9 +826,6 @@ def render(report: Report) -> str:
         lines.append(("PROBLEM", f"and {len(report.problems) - SHOWN} more"))
     lines.append(("verdict", f"{MEANINGS[report.exit_code]} (exit code {report.exit_code})"))
     return "".join(f"{name:<20} {value}\n" for name, value in lines)
-
-
-_NOTHING_HELD = "nothing held: nobody's older head was compared"
 
 
 def _witness_line(report: Report) -> str:
@@ -1138,10 +1119,9 @@ def open_payload(blob: bytes, place: bytes, data_key: bytes, commitment: str) ->
 def read_data_keys(path: Path) -> dict[str, bytes]:
     """Read data keys, `{"<request id>/<part>": base64}`; raises UnusableError."""
     try:
-        keys = {name: _base64(text) for name, text in json.loads(_read(path)).items()}
+        return {name: _base64(text) for name, text in json.loads(_read(path)).items()}
     except (ValueError, AttributeError, TypeError, InvalidError) as error:
         raise UnusableError(f"{path} holds no data keys") from error
-    return keys
 
 
 def _first_id(time: str, later_ms: int = 0) -> str:

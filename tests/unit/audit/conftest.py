@@ -47,7 +47,7 @@ def sealed_path(tmp_path):
 
 @pytest.fixture
 def open_log(signer, clock, sealed_path):
-    """Open a log on a store; keyword arguments are settings, or replace what is named alike."""
+    """Open a log on a store; keyword arguments are settings, or replace the argument of that name."""
 
     def open_(
         store, *, on_commit=lambda _count, _seconds: None, signed_by=signer, gateway="gateway", **settings
@@ -75,7 +75,7 @@ def intent():
 
 @pytest.fixture
 def outcome():
-    """Fields of a `request.outcome` of a request that was drafted for."""
+    """Fields of a `request.outcome` of a request with speculation."""
     return lambda request_id: {
         **audit_log.outcome(request_id),
         "acceptance_length": "2.750",

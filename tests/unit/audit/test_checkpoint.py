@@ -1,4 +1,4 @@
-"""Checkpoints are C2SP signed notes: made as others make them, and refused when a byte differs."""
+"""Checkpoints are C2SP signed notes: as other implementations make them, and refused if a byte differs."""
 
 import base64
 
@@ -55,7 +55,7 @@ def test_notes_are_those_of_another_implementation():
 
 
 def test_a_signed_checkpoint_verifies(signer, checkpoint, note):
-    """What was signed comes back."""
+    """The verified checkpoint equals the signed one."""
     assert verify_checkpoint(note, parse_verifier_key(signer.vkey)) == checkpoint
 
 
@@ -78,14 +78,14 @@ def test_every_changed_character_is_refused(signer, note):
 
 
 def test_every_truncation_is_refused(signer, note):
-    """Half a checkpoint is none."""
+    """A part of a checkpoint is refused."""
     for length in range(len(note)):
         with pytest.raises(REFUSALS):
             verify_checkpoint(note[:length], signer.verifier_key)
 
 
 def test_signatures_of_unknown_keys_are_kept_and_ignored(signer, checkpoint, note):
-    """A witness may add its line without breaking anyone; alone it proves nothing."""
+    """A witness may add its line without harm; alone it proves nothing."""
     witness = Signer("witness.test", Ed25519PrivateKey.generate())
     both = sign_note(encode_body(checkpoint), [witness, signer])
     assert [line.name for line in parse_note(both).signatures] == ["witness.test", signer.name]
@@ -95,7 +95,7 @@ def test_signatures_of_unknown_keys_are_kept_and_ignored(signer, checkpoint, not
 
 
 def test_a_key_of_the_same_name_does_not_pass(signer, checkpoint):
-    """The name is not what is trusted."""
+    """The name alone is not trusted."""
     impostor = Signer(signer.name, Ed25519PrivateKey.generate())
     with pytest.raises(AuditVerificationError):
         verify_checkpoint(sign_note(encode_body(checkpoint), [impostor]), signer.verifier_key)
@@ -139,7 +139,7 @@ def test_malformed_checkpoints_are_refused(text):
 
 @given(st.text(max_size=300))
 def test_parsing_any_text_raises_only_our_errors(text):
-    """Whatever the text, and whatever stands around it."""
+    """For any text, with anything around it."""
     for candidate in (text, f"{text}\n\n\u2014 {text}\n", f"a\n\n\u2014 name {text}\n"):
         try:
             assert isinstance(parse_note(candidate), Note)

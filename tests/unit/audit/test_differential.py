@@ -126,7 +126,7 @@ def test_consistency_proofs_of_all_pairs_are_the_defined_ones(roots):
 
 
 def test_a_proof_fits_no_other_index_or_size(roots):
-    """What proves one entry proves no neighbour, and no larger or smaller tree."""
+    """A proof of one entry proves no other entry, and no larger or smaller tree."""
     chance = random.Random(9162)
     for _ in range(300):
         size = chance.randrange(2, LARGEST)

@@ -71,7 +71,7 @@ def test_a_leaf_is_flat_canonical_json():
 
 @given(st.binary(max_size=200))
 def test_decoding_garbage_raises_only_our_error(leaf):
-    """Whatever the bytes, the caller needs to expect one error."""
+    """For any bytes, callers have to expect one error."""
     with pytest.raises(AuditEntryError):
         decode(leaf)
 

@@ -109,7 +109,7 @@ def test_without_a_checkpoint_there_is_nothing_to_export(memory_store, tmp_path)
 
 
 def test_a_checkpoint_filed_under_another_size_is_noticed(filled, export):
-    """The database's word for the size is not taken."""
+    """The size in the database's row is not trusted."""
     store = filled(3, 3)
     checkpoint = store.checkpoints.pop(3)
     store.save_checkpoint(StoredCheckpoint(size=4, note=checkpoint.note, time="t"))

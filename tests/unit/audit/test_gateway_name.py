@@ -1,4 +1,4 @@
-"""A gateway keeps its name, and has it to itself."""
+"""A gateway keeps its name, and no other process has it."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_name_is_made_once_and_kept(tmp_path):
 
 
 def test_name_is_held_exclusively(tmp_path):
-    """A second process on the same data directory is refused, whatever name it was given."""
+    """A second process on the same data directory is refused, also under another name."""
     held = GatewayName.hold(tmp_path / "gateway.id")
     for configured in (None, "another"):
         with pytest.raises(ConfigurationError, match="another gateway runs"):

@@ -1,4 +1,4 @@
-"""What a writer believes about the log: followed entry by entry, and checked against the stored head."""
+"""A writer's knowledge of the log: updated entry by entry, and checked against the stored head."""
 
 import pytest
 from hypothesis import given
@@ -96,7 +96,7 @@ async def test_an_end_needs_a_request_that_is_open(maker):
 
 
 async def test_committed_intents_keep_their_gateway(maker):
-    """So that another gateway's requests are never taken for one's own."""
+    """So that another gateway's requests are never taken for its own."""
     known = KnownLog(CompactRange(), [OpenRequest(request_id="old", gateway=None)])
     batch = known.place([maker.make(INTENT, intent("a")), maker.make(OUTCOME, outcome("old"))], known.tree)
     known.commit(batch)
@@ -106,8 +106,8 @@ async def test_committed_intents_keep_their_gateway(maker):
     assert known.head == Head.of(batch.tree)
 
 
-def test_a_gateway_is_silent_after_its_time_or_if_it_never_spoke():
-    """Exactly at the limit it still lives."""
+def test_a_gateway_is_silent_after_its_time_or_without_a_heartbeat():
+    """Exactly at the limit it still counts as alive."""
     seen = {"fresh": 100.0, "limit": 90.0, "late": 89.9}
     names = ["fresh", "limit", "late", "unknown", None]
     assert silent_gateways(names, seen, now=100.0, seconds=10.0) == {"late", "unknown", None}

@@ -77,7 +77,7 @@ async def test_a_log_that_was_used_and_closed_is_valid(request, kind, open_log, 
 
 
 async def test_an_append_returns_only_once_the_entry_is_durable(memory_store, open_log):
-    """While the disk has not answered, neither does the log."""
+    """Until the disk has answered, the log does not answer."""
     async with open_log(memory_store) as log:
         memory_store.gate.clear()
         pending = log.submit(READ, **READING)
@@ -118,7 +118,7 @@ async def test_entries_that_wait_together_are_committed_together(memory_store, o
         assert log.state().last_commit_seconds == seen[-1][1]
 
 
-async def test_a_commit_may_wait_for_company(memory_store, open_log):
+async def test_a_commit_may_wait_for_more_entries(memory_store, open_log):
     """With `batch_seconds`, entries that come one after the other share a commit."""
     async with open_log(memory_store, batch_seconds=0.2) as log:
         memory_store.commits.clear()
@@ -159,7 +159,7 @@ async def test_a_disk_that_does_not_answer_is_unavailable(memory_store, open_log
     assert _reasons(memory_store) == [("late", "gateway_stopped")]
 
 
-async def test_a_caller_that_goes_away_takes_no_entry_with_it(memory_store, open_log, intent, outcome):
+async def test_a_cancelled_caller_cancels_no_entry(memory_store, open_log, intent, outcome):
     """Cancelling the wait does not cancel the entry, so the outcome still has its intent."""
     async with open_log(memory_store) as log:
         memory_store.gate.clear()
@@ -178,7 +178,7 @@ async def test_a_caller_that_goes_away_takes_no_entry_with_it(memory_store, open
 async def test_a_store_failure_refuses_everything_that_waits_and_recovers(
     memory_store, open_log, intent, outcome, verdict
 ):
-    """The failed are told so, the next entry works, and the log stays valid and complete."""
+    """Their callers get errors, the next entry works, and the log stays valid and complete."""
     async with open_log(memory_store) as log:
         await log.append(INTENT, **intent("running"))
         memory_store.gate.clear()
@@ -219,7 +219,7 @@ async def test_a_commit_that_happened_although_it_failed_is_found(
 async def test_a_commit_that_happens_long_after_it_failed_is_followed(
     memory_store, open_log, intent, outcome, verdict
 ):
-    """A server that had fallen silent finishes the commit later: it is noticed, and its request is ended."""
+    """A server that did not answer completes the commit later: it is noticed, and its request is ended."""
     late = []
 
     def delay(leaves, *, expected, new):
@@ -243,8 +243,8 @@ async def test_a_commit_that_happens_long_after_it_failed_is_followed(
     assert verdict(memory_store) == verify.ExitCode.VALID
 
 
-async def test_outage_restarts_the_patience_with_silent_gateways(memory_store, open_log, intent):
-    """They may have been kept from the database too: their silence until then is no death."""
+async def test_outage_restarts_the_time_limit_of_silent_gateways(memory_store, open_log, intent):
+    """They may have been cut off from the database, too: silence until then does not count."""
     beats, is_out = [], True
 
     def beat(gateway, now):
@@ -284,7 +284,7 @@ async def test_an_outcome_handed_over_during_recovery_is_not_mistaken_for_a_lost
 async def test_a_store_that_cannot_be_read_after_a_failure_keeps_refusing_until_it_can(
     memory_store, open_log
 ):
-    """Every entry meanwhile is refused; without any entry the log finds back by itself."""
+    """Every entry meanwhile is refused; without any entry the log recovers by itself."""
     async with open_log(memory_store, checkpoint_seconds=0.05) as log:
         memory_store.fail_before.append(AuditUnavailableError("disk full"))
         memory_store.fail_reads += [AuditUnavailableError("still full")] * 2
@@ -323,7 +323,7 @@ async def test_request_recorded_twice_does_not_affect_its_batch(
 
 
 async def test_a_malformed_entry_is_refused_at_once_and_harms_nothing(memory_store, open_log, intent):
-    """The caller gets the error where it made the mistake; nothing is queued or opened."""
+    """The caller gets the error at the call; nothing is queued or opened."""
     async with open_log(memory_store) as log:
         with pytest.raises(AuditEntryError, match="unknown field"):
             log.submit(INTENT, **intent("a"), prompt="hello")
@@ -372,7 +372,7 @@ async def test_two_gateways_on_one_file_write_one_log(
 
 @pytest.mark.parametrize("times", [1, 4, 5])
 async def test_a_writer_that_is_overtaken_again_tries_again(memory_store, open_log, times):
-    """Who writes out of turn costs a turn; only a log on which nothing ever works counts as forked."""
+    """A writer out of turn costs one attempt; only a log to which no append succeeds counts as forked."""
 
     def overtaken(size, make):
         overtakings.append(size)
@@ -508,7 +508,7 @@ async def test_idle_log_signs_heartbeats(memory_store, open_log):
 
 
 async def test_a_head_is_sealed_before_anyone_can_see_it(memory_store, open_log, sealed_path):
-    """When storing the checkpoint fails, it is sealed already; appending goes on and it is retried."""
+    """When storing the checkpoint fails, it is sealed already; appending continues and it is retried."""
     async with open_log(memory_store, checkpoint_seconds=0.05) as log:
         await _until(lambda: log.state().checkpoint_size == 1)
         memory_store.fail_checkpoints.append(AuditUnavailableError("disk full"))
@@ -554,7 +554,7 @@ async def test_another_history_of_the_same_length_is_refused(memory_store, open_
 
 
 async def test_a_missing_sealed_head_is_refused(memory_store, open_log, sealed_path):
-    """Deleting the file is not a way around it once anything was signed."""
+    """Deleting the file does not avoid the check once anything was signed."""
     async with open_log(memory_store):
         pass
     sealed_path.unlink()
@@ -565,7 +565,7 @@ async def test_a_missing_sealed_head_is_refused(memory_store, open_log, sealed_p
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"log\n1\n"])
 async def test_a_damaged_sealed_head_is_refused(memory_store, open_log, sealed_path, content):
-    """It is evidence; damage to it is not passed over."""
+    """It is evidence; damage to it is an error."""
     async with open_log(memory_store):
         pass
     sealed_path.write_bytes(content)
@@ -616,7 +616,7 @@ async def test_a_damaged_database_is_refused_at_opening(sql_store, open_log, tmp
 
 
 async def test_a_store_that_cannot_be_written_does_not_open(memory_store, open_log):
-    """The gateway learns at start, not at the first request."""
+    """The error occurs at start, not at the first request."""
     memory_store.fail_before.append(AuditUnavailableError("read-only"))
     with pytest.raises(AuditUnavailableError, match="read-only"):
         async with open_log(memory_store):
@@ -624,7 +624,7 @@ async def test_a_store_that_cannot_be_written_does_not_open(memory_store, open_l
 
 
 async def test_opening_again_continues_the_same_log(sql_store, open_log, tmp_path, verdict):
-    """Five starts, one history: each says what it found."""
+    """Five starts, one history: each records the size that it found."""
     for start in range(5):
         store = SqlAuditStore(f"sqlite:///{tmp_path}/audit.db")
         async with open_log(store) as log:

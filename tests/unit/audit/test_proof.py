@@ -1,4 +1,4 @@
-"""A receipt proves one entry, for good and offline, and nothing else."""
+"""A receipt proves one entry, permanently and offline, and nothing else."""
 
 import pytest
 
@@ -27,7 +27,7 @@ HASHES = [hash_leaf(leaf) for leaf in LEAVES]
 
 
 def verdict(signer, text: str, leaf: bytes) -> ExitCode:
-    """The auditor's, of a receipt and its leaf."""
+    """The verifier's verdict on a receipt and its leaf."""
     return verify_receipt(text.encode(), leaf, parse_key(signer.vkey), None).exit_code
 
 
@@ -43,7 +43,7 @@ def text(note):
 
 
 def test_receipts_verify_for_every_entry(signer, note):
-    """Each entry's receipt shows that entry, and not its neighbour."""
+    """Each entry's receipt shows that entry, and not the one before it."""
     for index, leaf in enumerate(LEAVES):
         text = make_receipt(leaf_hashes=HASHES, index=index, checkpoint=note)
         assert verdict(signer, text, leaf) is ExitCode.VALID
@@ -76,7 +76,7 @@ def test_every_changed_byte_of_the_leaf_is_refused(signer, text):
 
 
 def test_an_extra_line_means_nothing(signer, text):
-    """The specification allows unsigned extra data; it is dropped, and only in its place."""
+    """The specification allows unsigned extra data; it is ignored, and allowed only in its place."""
     header, _, rest = text.partition("\n")
     assert verdict(signer, f"{header}\nextra aGVsbG8=\n{rest}", LEAVES[6]) is ExitCode.VALID
     twice = f"{header}\nextra aGVsbG8=\nextra aGVsbG8=\n{rest}"

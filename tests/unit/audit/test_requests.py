@@ -43,7 +43,7 @@ def test_a_second_intent_is_refused():
 
 
 def test_a_failed_intent_is_forgotten_and_a_failed_end_is_not():
-    """Who was told that the intent failed will not come back; the end is still owed."""
+    """A caller whose intent failed records no end; a failed end has still to be recorded."""
     requests = OpenRequests(["a", "b"])
     requests.forget(INTENT, "a")
     requests.forget(OUTCOME, "b")

@@ -83,7 +83,7 @@ def audit(sql_store, key_path, tmp_path):
 
 
 async def test_auditor_who_trusts_the_old_key_can_follow_to_the_new_one(write, rotate, key_path, audit):
-    """Old key, new key or both: the log is valid, and the report says who took over."""
+    """Old key, new key or both: the log is valid, and the report names the successor."""
     old = load_signing_key(key_path, ORIGIN).vkey
     await write()
     rotated = rotate()
@@ -112,7 +112,7 @@ async def test_several_rotations_are_followed_one_by_one(write, rotate, key_path
 
 
 async def test_both_algorithms_are_rotated_together(write, rotate, key_path, audit):
-    """Each key's successor is named by that key; the export brings the long one along."""
+    """Each key's successor is named by that key; the export contains the long one."""
     create_mldsa_key(mldsa_path(key_path))
     old = load_signing_key(key_path, ORIGIN).vkey
     await write()
@@ -169,7 +169,7 @@ async def test_old_key_is_kept_until_the_operator_destroys_it(write, rotate, key
 async def test_a_log_that_the_retired_key_signs_on_is_invalid(
     write, rotate, key_path, audit, sql_store, clock
 ):
-    """Its signature is still its own; it just does not count any more."""
+    """Its signature is still right, but does not count any more."""
     old = load_signing_key(key_path, ORIGIN)
     await write()
     rotate()
@@ -202,7 +202,7 @@ def _sign(signer, message):
 
 
 async def test_a_receipt_needs_the_key_that_signed_its_checkpoint(write, rotate, key_path, sql_store):
-    """One receipt cannot show the rotation; it says so by being not signed with this key."""
+    """One receipt cannot show the rotation; it counts as not signed with this key."""
     old = load_signing_key(key_path, ORIGIN).vkey
     await write()
     new = rotate().signer.vkey
@@ -231,7 +231,7 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", range(len(STEPS)))
-async def test_a_rotation_that_was_cut_short_is_finished_by_running_it_again(
+async def test_an_interrupted_rotation_is_completed_by_running_it_again(
     write, rotate, key_path, audit, monkeypatch, step, when
 ):
     """Before or after every step: no gateway starts with half a rotation, and the second run completes it."""
@@ -276,10 +276,10 @@ def _crash_at(patch, step, when):
     patch.setattr(owner, attribute, crash)
 
 
-async def test_another_gateways_machine_takes_the_new_key_over(
+async def test_the_new_key_is_installed_on_another_gateways_machine(
     write, rotate, key_path, sql_store, tmp_path, audit, sealed_path
 ):
-    """Its own sealed head knows the old key only: the new key beside it is a rotation to be finished."""
+    """Its own sealed head knows the old key only: the new key next to it is a rotation to be completed."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "audit.key").write_bytes(key_path.read_bytes())
@@ -298,7 +298,7 @@ async def test_another_gateways_machine_takes_the_new_key_over(
 
 
 async def test_a_log_that_was_rolled_back_is_not_handed_over(write, rotate, sql_store, sealed_path, key_path):
-    """What is wrong stays visible: a new key must not cover it up."""
+    """The rollback stays visible: a new key must not hide it."""
     await write()
     signer = load_signing_key(key_path, ORIGIN)
     ahead = sign_note(encode_body(Checkpoint(origin=ORIGIN, size=99, root=bytes(32))), [signer])
@@ -308,6 +308,6 @@ async def test_a_log_that_was_rolled_back_is_not_handed_over(write, rotate, sql_
 
 
 def test_a_rotation_message_is_no_checkpoint():
-    """The old key's consent cannot be passed off as a signed head, nor the other way round."""
+    """The old key's consent does not pass as a signed head, nor the reverse."""
     lines = rotation_message(ORIGIN, "old", "new").decode().split("\n")
     assert not lines[1].isdecimal()

@@ -1,4 +1,4 @@
-"""The signing key is made once, and refused when anyone else could read it."""
+"""The signing key is made once, and refused if other accounts can read it."""
 
 import os
 
@@ -75,7 +75,7 @@ def test_group_may_read_a_key_that_root_owns(monkeypatch, mode, owner, reader, r
     "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
 )
 def test_a_damaged_key_is_refused(tmp_path, content):
-    """Whatever the file holds, the error is ours."""
+    """For any content, the error is AuditKeyError."""
     path = tmp_path / "audit.key"
     path.touch(mode=0o600)
     path.write_bytes(content)
@@ -110,7 +110,7 @@ def test_a_log_cannot_have_a_name_that_breaks_its_notes():
 
 
 def test_post_quantum_key_signs_as_well(tmp_path):
-    """Made when it is wanted, private, loaded wherever the signing key is, and never given up in silence."""
+    """Made when it is wanted, private, loaded wherever the signing key is, and never dropped silently."""
     path = tmp_path / "audit.key"
     create_signing_key(path)
     alone = load_signing_key(path, "log.test/a")
@@ -127,7 +127,7 @@ def test_post_quantum_key_signs_as_well(tmp_path):
         prepare_mldsa_key(path, wanted=False)
 
 
-def test_a_post_quantum_key_is_as_private_and_as_whole_as_the_other(tmp_path):
+def test_a_post_quantum_key_has_the_same_checks(tmp_path):
     """Readable by others, of another kind, or damaged: refused, with its path."""
     path = tmp_path / "audit.key"
     create_signing_key(path)

@@ -24,7 +24,7 @@ def test_sqlite_runs_with_full_synchronisation(sql_store):
 
 
 def test_finding_open_intents_uses_the_index(sql_store):
-    """Start-up reads one index in order, not the leaves of months."""
+    """Start-up reads one index in order, not every leaf."""
     statements = []
 
     @event.listens_for(sql_store._engine, "before_cursor_execute")

@@ -1,4 +1,4 @@
-"""The live log is judged by the auditor's own verifier."""
+"""The live log is verified by the auditor's verifier."""
 
 import asyncio
 import sqlite3
@@ -121,7 +121,7 @@ async def test_failed_verification_ends_and_can_be_restarted(log, tmp_path):
 
 
 async def test_a_full_disk_ends_it_without_a_verdict(log, tmp_path):
-    """Which says nothing about the log."""
+    """The failure says nothing about the log."""
     verifying = verification(tmp_path, keep_free_bytes=2**62)
     verifying.start()
     await ended(verifying)
@@ -129,7 +129,7 @@ async def test_a_full_disk_ends_it_without_a_verdict(log, tmp_path):
     assert "disk space" in verifying.progress.failure
 
 
-async def test_it_is_given_up_when_the_gateway_stops(log, tmp_path):
+async def test_it_is_cancelled_when_the_gateway_stops(log, tmp_path):
     verifying = verification(tmp_path)
     verifying.start()
     await verifying.stop()
@@ -137,7 +137,7 @@ async def test_it_is_given_up_when_the_gateway_stops(log, tmp_path):
 
 
 async def test_the_copy_is_made_in_the_directory_named_and_nothing_stays(log, tmp_path, monkeypatch):
-    """Not in `/tmp`, which is small in containers; what a crash left goes as well."""
+    """Not in `/tmp`, which is small in containers; what a crash left is removed as well."""
     left = tmp_path / f"{SCRATCH}left"
     left.mkdir()
     (left / "entries").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""The auditor's verifier accepts what is whole, and has a distinct answer for every way it is not."""
+"""The auditor's verifier accepts what is whole, and has a distinct exit code for every kind of damage."""
 
 import ast
 import base64
@@ -184,7 +184,7 @@ def test_changed_entries_are_invalid(write, check, leaves, attack, thorough):
 
 
 def test_an_edited_entry_is_named(write, check, leaves):
-    """The auditor learns where, as long as the hash tile was left alone."""
+    """The report names the entry, as long as the hash tile is unchanged."""
     directory = write(leaves)
     changed = _split(_file(directory).read_bytes())
     _edited(changed)
@@ -268,7 +268,7 @@ def test_an_admitted_gap_is_incomplete(write, check, leaves, make):
 
 
 def test_erased_payloads_have_a_verdict_of_their_own(write, check, leaves, make):
-    """Nothing is wrong, and the auditor is told that payloads are gone."""
+    """Nothing is wrong, and the report says that payloads are gone."""
     code, report = check(write([*leaves, make(EntryType.ERASURE)]))
     assert code == ExitCode.ERASED
     assert report.erased_payloads == 2
@@ -434,7 +434,7 @@ def test_a_path_of_another_length_is_invalid(signer, receipt, leaves):
 
 
 def test_a_receipt_and_a_held_checkpoint_of_its_size_must_agree(signer, receipt, leaves, write):
-    """Two heads of one size are the sharpest evidence of a second history."""
+    """Two heads of one size are proof of a second history."""
     key = verify.parse_key(signer.vkey)
     same = verify.verify_note((write(leaves, "same") / "checkpoint").read_bytes(), key)
     other = verify.verify_note((write(leaves[::-1], "other") / "checkpoint").read_bytes(), key)
@@ -457,7 +457,7 @@ def test_no_note_can_break_the_verifier(content):
 
 
 def test_other_signatures_are_ignored(write, check, leaves, signer):
-    """A witness's line does not disturb; a wrong line of the log's own key does."""
+    """A witness's line is ignored; a wrong line of the log's own key is not."""
     directory = write(leaves)
     note = (directory / "checkpoint").read_text()
     witness = base64.b64encode(bytes(68)).decode()
@@ -516,7 +516,7 @@ def test_the_command_verifies_a_receipt(run, receipt, leaves, tmp_path):
 
 
 def test_many_problems_are_counted_not_listed(write, run, make):
-    """A wholly broken log gives a readable report."""
+    """A log full of problems gives a readable report."""
     code, text, _ = run(write([make(EntryType.REQUEST_OUTCOME, f"r{number}") for number in range(50)]))
     assert code == 2
     assert "and 30 more" in text
@@ -556,7 +556,7 @@ def test_the_verifier_imports_nothing_of_ours():
 
 
 def test_the_verifier_runs_as_a_copied_file(write, leaves, tmp_path, signer):
-    """An auditor takes one file along; it runs away from our package."""
+    """An auditor copies one file; it runs without our package."""
     copy = tmp_path / "elsewhere" / "verify.py"
     copy.parent.mkdir()
     shutil.copy(verify.__file__, copy)

@@ -1,4 +1,4 @@
-"""The verifier about kept content: intact, erased, missing, altered and opened are told apart."""
+"""The verifier's results on kept content: intact, erased, missing, altered and opened."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ R1, R2 = first_id(NOW_MS), first_id(NOW_MS + 10_000)
 
 
 class Export:
-    """Entries and payloads, as the verifier meets them."""
+    """Entries and payloads, as the verifier gets them."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -32,7 +32,7 @@ class Export:
         (directory / "payloads").mkdir()
 
     def add(self, entry_type, **fields):
-        """Show the verifier one entry, by way of its leaf."""
+        """Give the verifier one entry, through its leaf."""
         leaf = encode(
             Entry(
                 log=ORIGIN,
@@ -73,7 +73,7 @@ class Export:
         self.add(EntryType.ERASURE, tenant=tenant, payloads=payloads, legal_basis="b", actor="a", **more)
 
     def result(self, data_keys=None):
-        """What the verifier says."""
+        """The verifier's report."""
         self.report.open_requests.clear()
         verify.check_payloads(self.report, self.directory, data_keys or {})
         return self.report
@@ -129,7 +129,7 @@ def test_a_missing_payload_that_an_erasure_accounts_for_is_erased(export, more):
     ],
 )
 def test_an_erasure_of_something_else_accounts_for_nothing(export, more):
-    """Another request, another tenant, an earlier time, or nothing said at all."""
+    """Another request, another tenant, an earlier time, or no member that names anything."""
     export.keep(R1)
     export.erase(**more)
     export.file(R1).unlink()
@@ -159,7 +159,7 @@ def test_a_payload_that_was_to_be_erased_and_is_still_here_is_a_problem(export):
 
 
 def test_an_altered_payload_is_a_problem(export):
-    """Whichever byte it is."""
+    """At any byte."""
     export.keep(R1)
     content = bytearray(export.file(R1).read_bytes())
     for at in range(len(content)):
@@ -191,7 +191,7 @@ def test_an_erasure_under_a_hold_is_a_problem(export):
 
 
 def test_an_intent_that_keeps_content_and_names_none_is_a_problem(export):
-    """The mode is a promise."""
+    """The mode promises that content is kept."""
     export.add(
         EntryType.REQUEST_INTENT,
         request_id=R1, tenant="acme", key_id="k", route="r", model="m", stream=False, client="loopback",

@@ -1,4 +1,4 @@
-"""What an auditor names on the verifier's command line: several keys, witnesses, and how many are needed."""
+"""Options of the verifier's command line: several keys, witnesses, and how many are needed."""
 
 import base64
 import json
@@ -153,7 +153,7 @@ def test_every_changed_bit_of_a_post_quantum_checkpoint_is_refused(write, head, 
 
 
 def test_every_changed_byte_of_a_cosigned_receipt_is_refused_or_unwitnessed(head, signer, witness, leaves):
-    """A changed name or key id makes a stranger of the witness; everything else is invalid."""
+    """A changed name or key id makes the witness unknown; everything else is invalid."""
     note = sign_note(head, [signer]) + signature_lines(head, [witness], time=TIME)
     hashes = [hash_leaf(leaf) for leaf in leaves]
     text = make_receipt(leaf_hashes=hashes, index=3, checkpoint=note).encode()
@@ -176,8 +176,8 @@ def test_a_held_checkpoint_needs_one_of_the_keys(write, run, head, signer, tmp_p
     keys = ("--key", both.vkey.split("\n")[0], "--key", both.vkey.split("\n")[1])
     code, report = run(directory, *keys, "--held", held)
     assert (code, report["held"]) == (ExitCode.VALID, "continues the held checkpoint of 6 entries")
-    stranger = Signer(signer.name, Ed25519PrivateKey.generate())
-    held.write_text(sign_note(head, [stranger]))
+    unknown = Signer(signer.name, Ed25519PrivateKey.generate())
+    held.write_text(sign_note(head, [unknown]))
     assert run(directory, *keys, "--held", held)[0] == ExitCode.UNUSABLE
 
 
@@ -207,5 +207,5 @@ def test_an_older_library_is_one_line(monkeypatch):
 
 
 def test_a_time_beyond_the_calendar_is_shown_all_the_same():
-    """A witness's clock may say anything."""
+    """A witness's clock can be at any time."""
     assert verify._show_time(2**62) == f"{2**62} s after 1970"
