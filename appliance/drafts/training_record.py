@@ -41,26 +41,23 @@ class TrainingRecord:
 
 def parse_record(content: Mapping[str, Any]) -> tuple[TrainingRecord, tuple[str, ...]]:
     """Parse a record; the second value names the malformed fields."""
-    fields = dict(content)
-    wrong = [name for name in FLAGS if not isinstance(fields.get(name), bool | None)]
-    layers, context = fields.get("aux_layers"), fields.get("trained_context")
-    if layers is not None and not (isinstance(layers, list) and all(is_count(layer) for layer in layers)):
-        wrong.append("aux_layers")
-    if context is not None and not (is_count(context) and context > 0):
-        wrong.append("trained_context")
-    wrong += [name for name in DIGESTS if not isinstance(fields.get(name), str | None)]
-    recipe, expected = fields.get("recipe") or {}, _expectations(fields.get("expected") or {})
-    if not isinstance(recipe, dict):
-        wrong.append("recipe")
-    if expected is None:
-        wrong.append("expected")
-    simple = (*FLAGS, "trained_context", *DIGESTS)
-    known = {name: None if name in wrong else fields.get(name) for name in simple}
-    named = None if layers is None or "aux_layers" in wrong else tuple(layers)
+    layers, context = content.get("aux_layers"), content.get("trained_context")
+    recipe, expected = content.get("recipe") or {}, _expectations(content.get("expected") or {})
+    fits = {
+        **{name: isinstance(content.get(name), bool | None) for name in FLAGS},
+        "aux_layers": layers is None or (isinstance(layers, list) and all(map(is_count, layers))),
+        "trained_context": context is None or (is_count(context) and context > 0),
+        **{name: isinstance(content.get(name), str | None) for name in DIGESTS},
+        "recipe": isinstance(recipe, dict),
+        "expected": expected is not None,
+    }
     record = TrainingRecord(
-        aux_layers=named, recipe={} if "recipe" in wrong else recipe, expected=expected or {}, **known
+        aux_layers=tuple(layers) if layers is not None and fits["aux_layers"] else None,
+        recipe=recipe if fits["recipe"] else {},
+        expected=expected or {},
+        **{name: content.get(name) for name in (*FLAGS, "trained_context", *DIGESTS) if fits[name]},
     )
-    return record, tuple(wrong)
+    return record, tuple(name for name in fits if not fits[name])
 
 
 def encode_record(record: TrainingRecord) -> dict[str, Any]:
@@ -77,13 +74,9 @@ def encode_record(record: TrainingRecord) -> dict[str, Any]:
 def _expectations(content: object) -> Mapping[str, Expectation] | None:
     if not isinstance(content, dict):
         return None
-    found: dict[str, Expectation] = {}
-    for kind, value in content.items():
-        expectation = parse_expectation(value)
-        if expectation is None:
-            return None
-        found[kind] = expectation
-    return found
+    parsed = {kind: parse_expectation(value) for kind, value in content.items()}
+    found = {kind: expectation for kind, expectation in parsed.items() if expectation is not None}
+    return found if len(found) == len(parsed) else None
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose, TenantKey, load_master_key
@@ -31,12 +31,6 @@ from appliance.infra.settings import Settings
 TRIES = 5
 PAUSE_SECONDS = 0.2
 """Pause between two reads of something that an erasure is changing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptContent:
-    body: bytes
-    answer: bytes
 
 
 class ContentVault:
@@ -63,8 +57,8 @@ class ContentVault:
         self._lost: set[str] = set()
         """Keys given up on; an id is never reused."""
 
-    def open_content(self, request_id: str, tenant: str) -> KeptContent | Skipped:
-        """Open body and answer, checked against the log's digests and tenant."""
+    def open_content(self, request_id: str, tenant: str) -> tuple[bytes, bytes] | Skipped:
+        """Body and answer, checked against the log's digests and tenant."""
         found: dict[Part, bytes] = {}
         for leaf in self._log.leaf_by_request(request_id):
             entry = json.loads(leaf.leaf)
@@ -76,7 +70,7 @@ class ContentVault:
                 found[part] = opened
         if found.keys() != {Part.REQUEST, Part.RESPONSE}:
             return Skipped.ERASED
-        return KeptContent(body=found[Part.REQUEST], answer=found[Part.RESPONSE])
+        return found[Part.REQUEST], found[Part.RESPONSE]
 
     def keep(self, sample: TrainingSample) -> TrainingSample | Skipped:
         """

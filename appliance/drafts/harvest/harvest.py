@@ -145,16 +145,11 @@ def harvest(
 def take(selection: SampleSelection, purpose: HarvestPurpose, parts: HarvestTools) -> HarvestResult:
     taken, prompts = HarvestResult(), set[bytes]()
     permitted: Collection[str] = parts.permitted()
-    count = 0
-    while (candidate := selection.next()) is not None:
-        count += 1
+    for count, candidate in enumerate(iter(selection.next, None), start=1):
         if count % RECHECK_AFTER == 0:
             permitted = parts.permitted()
-        made = (
-            _sample(candidate, purpose, parts, prompts)
-            if candidate.tenant in permitted
-            else Skipped.WITHDRAWN
-        )
+        is_permitted = candidate.tenant in permitted
+        made = _sample(candidate, purpose, parts, prompts) if is_permitted else Skipped.WITHDRAWN
         if isinstance(made, Skipped):
             taken.skipped[made] += 1
         elif selection.take(candidate, len(made.token_ids)):
@@ -182,10 +177,9 @@ def _sample(
     if isinstance(content, Skipped):
         return content
     kind = ROUTES[candidate.route]
+    body, answered = content
     try:
-        conversation = Conversation(
-            prompt=read_body(kind, content.body), answer=read_answer(kind, content.answer)
-        )
+        conversation = Conversation(prompt=read_body(kind, body), answer=read_answer(kind, answered))
     except UnusableError as error:
         return error.reason
     tokens = parts.tokenizer.tokenize(

@@ -16,8 +16,6 @@ from appliance.audit.content.retention import parse_moment
 from appliance.drafts.harvest.dataset_manifest import DatasetManifest
 from appliance.errors import DraftRefusedError
 
-FIELDS = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedSample:
@@ -53,10 +51,11 @@ def parse_used(content: bytes, digest: object) -> dict[str, str]:
         raise DraftRefusedError("used.txt differs from the list in the draft's training record")
     used: dict[str, str] = {}
     for line in content.decode("utf-8", "replace").splitlines():
-        words = line.split()
-        if len(words) != FIELDS or words[0] in used:
-            raise DraftRefusedError(f"line {len(used) + 1} of used.txt is not a request ID and a digest")
-        used[words[0]] = words[1]
+        match line.split():
+            case [request_id, sample] if request_id not in used:
+                used[request_id] = sample
+            case _:
+                raise DraftRefusedError(f"line {len(used) + 1} of used.txt is not a request ID and a digest")
     return used
 
 
@@ -74,12 +73,11 @@ def trace(
     entry on the draft's training; without one, every erasure counts as earlier.
     """
     named = {entry.request_id: entry for entry in manifest.samples}
-    covered: list[ErasedSample] = []
-    for request_id in sorted(used.keys() & named.keys()):
-        tenant = named[request_id].tenant
-        index = _erased_at(request_id, tenant, entries)
-        if index is not None:
-            covered.append(ErasedSample(request_id=request_id, tenant=tenant, index=index))
+    covered = [
+        ErasedSample(request_id=each, tenant=named[each].tenant, index=index)
+        for each in sorted(used.keys() & named.keys())
+        if (index := _erased_at(each, named[each].tenant, entries)) is not None
+    ]
     return Provenance(
         dataset=manifest.digest,
         trained=trained,

@@ -20,6 +20,9 @@ from appliance.serving.sse import SEPARATOR, is_done, split_frames
 
 COMMENT = b":"
 
+Events = Iterable[tuple[bytes, dict[str, Any]]]
+"""Name and data of each."""
+
 
 def read_answer(kind: str, content: bytes) -> SampledAnswer:
     """Parse all a client received; `kind` is one of `candidate.ROUTES`' values.  Raises UnusableError."""
@@ -74,9 +77,7 @@ def _whole_choice(body: Mapping[str, Any], part: str | None, name: str) -> Sampl
     return found.answer()
 
 
-def _streamed_choice(
-    events: Iterable[tuple[bytes, dict[str, Any]]], part: str | None, name: str
-) -> SampledAnswer:
+def _streamed_choice(events: Events, part: str | None, name: str) -> SampledAnswer:
     found = _Choice()
     for _, event in events:
         if "error" in event:
@@ -94,7 +95,7 @@ def _messages(body: Mapping[str, Any]) -> SampledAnswer:
     return _message_end("".join(texts), body)
 
 
-def _messages_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
+def _messages_stream(events: Events) -> SampledAnswer:
     texts: list[str] = []
     ended: Mapping[str, Any] = {}
     for name, event in events:
@@ -155,7 +156,7 @@ def _responses(body: Mapping[str, Any]) -> SampledAnswer:
     return refuse(Skipped.UNUSUAL)
 
 
-def _responses_stream(events: Iterable[tuple[bytes, dict[str, Any]]]) -> SampledAnswer:
+def _responses_stream(events: Events) -> SampledAnswer:
     """The final event of a stream carries the whole response."""
     last: dict[str, Any] | None = None
     for name, event in events:
@@ -182,13 +183,8 @@ def _events(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
         yield name, parse_object(data)
 
 
-_READERS: Mapping[
-    str,
-    tuple[
-        Callable[[Mapping[str, Any]], SampledAnswer],
-        Callable[[Iterable[tuple[bytes, dict[str, Any]]]], SampledAnswer],
-    ],
-] = MappingProxyType(
+Reader = tuple[Callable[[Mapping[str, Any]], SampledAnswer], Callable[[Events], SampledAnswer]]
+_READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "chat": (
             partial(_whole_choice, part="message", name="content"),

@@ -39,10 +39,6 @@ class Pair:
         return value if is_count(value) else None
 
     @property
-    def prefixed(self) -> tuple[str, ...]:
-        return tuple(sorted(name for name in self.draft.tensors if name.startswith(PREFIX)))
-
-    @property
     def undeclared(self) -> tuple[str, ...]:
         if self.shape.quantized:
             return ()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from appliance.drafts.lint.layers import Expected, expected_tensors, fused_tensors
-from appliance.drafts.lint.pair import Pair
+from appliance.drafts.lint.pair import PREFIX, Pair
 from appliance.drafts.lint.rules import Finding, Rule
 
 MAP, HEAD, EMBEDDING = "d2t", "lm_head.weight", "embed_tokens.weight"
@@ -63,8 +63,8 @@ def _shared_problems(pair: Pair, drafted: int, vocabulary: int) -> Iterator[Find
 
 
 def tensor_problems(pair: Pair) -> Iterator[Finding]:
-    if pair.prefixed:
-        message = f"its tensors have names such as {pair.prefixed[0]}, which vLLM prefixes itself"
+    if prefixed := sorted(name for name in pair.draft.tensors if name.startswith(PREFIX)):
+        message = f"its tensors have names such as {prefixed[0]}, which vLLM prefixes itself"
         yield Finding(Rule.MODEL_PREFIX, message)
     if pair.undeclared:
         first = pair.undeclared[0]

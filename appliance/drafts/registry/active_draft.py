@@ -73,28 +73,20 @@ def _path(directory: Path, target: str) -> Path:
 
 def _parse(content: bytes) -> ActiveDraft | None:
     try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):
+        fields: dict[str, Any] = json.loads(content)
+        active = ActiveDraft(
+            target=fields["target"],
+            draft=fields["draft"],
+            previous=tuple(fields["previous"]),
+            promotion=fields["promotion"],
+            candidate=fields["candidate"],
+        )
+    except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    if not isinstance(fields, dict) or not _fits(fields):
-        return None
-    active = ActiveDraft(
-        target=fields["target"],
-        draft=fields["draft"],
-        previous=tuple(fields["previous"]),
-        promotion=fields["promotion"],
-        candidate=fields["candidate"],
+    drafts = (active.draft, active.candidate, *active.previous)
+    fits = (
+        is_digest(active.target)
+        and all(each is None or is_digest(each) for each in drafts)
+        and isinstance(active.promotion, str | None)
     )
-    return active if active.encode() == content else None
-
-
-def _fits(fields: dict[str, Any]) -> bool:
-    previous, promotion = fields.get("previous"), fields.get("promotion")
-    return (
-        set(fields) == {"format", "target", "draft", "previous", "promotion", "candidate"}
-        and is_digest(fields["target"])
-        and all(each is None or is_digest(each) for each in (fields["draft"], fields["candidate"]))
-        and isinstance(previous, list)
-        and all(each is None or is_digest(each) for each in previous)
-        and (promotion is None or isinstance(promotion, str))
-    )
+    return active if fits and active.encode() == content else None

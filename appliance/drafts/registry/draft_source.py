@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.drafts.registry.revision import MAX_BYTES, REVISION, SIGNATURE, is_digest
+from appliance.drafts.registry.revision import MAX_BYTES, REVISION, is_digest
 from appliance.drafts.training_record import DIGESTS, TrainingRecord, parse_record
 from appliance.errors import ConfigurationError, DraftNotFoundError, DraftRefusedError
 from appliance.serving.weights import TRAINING_RECORD, Weights, digest_files, hash_files, inspect_weights
@@ -36,13 +36,6 @@ class DraftSource:
         """SHA-256 (hex) of `training.json`."""
         file = self.files.get(TRAINING_RECORD)
         return None if file is None else file.sha256
-
-    @property
-    def is_signed(self) -> bool:
-        return (self.home / REVISION).exists() and (self.home / SIGNATURE).exists()
-
-    def read(self, name: str) -> bytes:
-        return read_small(self.home / name)
 
 
 def read_source(path: Path) -> DraftSource:

@@ -91,14 +91,12 @@ class Revision:
     @classmethod
     def _parse(cls, fields: dict[str, Any]) -> "Revision":
         digest, target = fields.get("digest"), fields.get("target")
-        parent, dataset = fields.get("parent"), fields.get("dataset")
         source, made, origin = fields.get("source"), fields.get("made"), fields.get("origin")
         if not is_digest(digest) or not is_digest(target):
             raise _altered("digest or target")
-        if parent is not None and not is_digest(parent):
-            raise _altered("parent")
-        if dataset is not None and not is_digest(dataset):
-            raise _altered("dataset")
+        for member in ("parent", "dataset"):
+            if fields.get(member) is not None and not is_digest(fields[member]):
+                raise _altered(member)
         if not isinstance(source, str) or source not in _SOURCES:
             raise _altered("source")
         if not isinstance(made, str) or not _TIME.fullmatch(made):
@@ -115,8 +113,8 @@ class Revision:
             digest=digest,
             target=target,
             record=record,
-            parent=parent,
-            dataset=dataset,
+            parent=fields.get("parent"),
+            dataset=fields.get("dataset"),
             source=_SOURCES[source],
             made=made,
             origin=origin,

@@ -54,13 +54,13 @@ def read_origin(
                 f"remove {SIGNATURE} to vouch for it yourself"
             )
         return None
-    if signature is None and not source.is_signed:
+    if signature is None and not all((source.home / name).exists() for name in (REVISION, SIGNATURE)):
         raise DraftRefusedError(
             f"the draft in {source.home} is unsigned: it needs {REVISION} and {SIGNATURE} of a key in "
             "drafts.trusted_keys_file, or --vouch"
         )
-    page = source.read(REVISION)
-    note = source.read(SIGNATURE) if signature is None else read_small(signature)
+    page = read_small(source.home / REVISION)
+    note = read_small(signature or source.home / SIGNATURE)
     try:
         signer = SIGNED.verify(page, note, trusted, now)
     except BundleRefusedError as error:

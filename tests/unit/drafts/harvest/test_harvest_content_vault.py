@@ -13,7 +13,7 @@ from appliance.audit.content.payloads import Selection, export_payloads
 from appliance.audit.content.samples import SampleOutcome, SqlSampleStore
 from appliance.audit.content.sealing import LOGGED, Part
 from appliance.audit.entry_types import EntryType
-from appliance.drafts.harvest.content_vault import TRIES, KeptContent
+from appliance.drafts.harvest.content_vault import TRIES
 from appliance.drafts.harvest.conversation import Skipped
 from appliance.errors import AuditUnavailableError, DraftRefusedError
 from tests.unit.drafts.harvest.harvest_site import close_site, open_site, sample_of
@@ -29,7 +29,7 @@ def execute(site, statement, *values):
 
 def test_body_and_answer_are_opened_and_checked(site):
     request = site.keep("acme", b"body", b"answer")
-    assert site.vault.open_content(request, "acme") == KeptContent(body=b"body", answer=b"answer")
+    assert site.vault.open_content(request, "acme") == (b"body", b"answer")
 
 
 def test_content_that_differs_from_the_log_is_skipped(site):
@@ -115,7 +115,7 @@ def test_erasing_a_request_erases_its_sample_and_the_entry_counts_content_only(s
     assert site.vault.read(erased) is None
     assert site.keys.find(key, Purpose.WRAPPING) is None
     assert replace(site.vault.read(stays), salt="") == sample_of(stays)
-    assert site.vault.open_content(stays, "acme") == KeptContent(body=b"x", answer=b"y")
+    assert site.vault.open_content(stays, "acme") == (b"x", b"y")
 
 
 def test_erasing_a_tenant_or_a_time_takes_samples_along(site):

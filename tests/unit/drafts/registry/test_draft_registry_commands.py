@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft.registry import COMMANDS
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict, ExpectedAcceptance
+from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
@@ -34,6 +34,7 @@ from appliance.errors import (
     DraftRefusedError,
 )
 from appliance.infra.settings import Settings, load_settings
+from appliance.speculation.values import Expectation
 from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.lint.builder import eagle31
 from tests.unit.drafts.registry.site import MAKER_KEY, NOW, Site, digest, new_key, rewrite, sign, snapshot
@@ -429,7 +430,7 @@ def refused_report(revision: Revision) -> Evaluation:
 
 
 def measured_report(revision: Revision, **more: Any) -> Evaluation:
-    expected = {"all": ExpectedAcceptance(acceptance_length=2.25, draft_tokens=2)}
+    expected = {"all": Expectation(acceptance_length=2.25, draft_tokens=2)}
     return bare_report(revision.digest, more.pop("target", revision.target), expected=expected, **more)
 
 
