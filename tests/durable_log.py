@@ -115,7 +115,7 @@ class Bench:
 
 
 async def until(condition):
-    """Wait for something that has no event."""
+    """Wait for a condition without an event."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -72,25 +72,25 @@ class Step:
 
 
 class FakeScheduler:
-    """Requests that decode for as long as they are there; their drafts are accepted as far as told."""
+    """Requests that decode for as long as they are there; their drafts are accepted as configured."""
 
     def __init__(self, lookup: tuple[int, ...] = LOOKUP, *, num_spec_tokens: int = 3) -> None:
         self.dynamic_sd_lookup = list(lookup)
         self.num_spec_tokens = num_spec_tokens
         self.log_stats = True
         self.disobeys = False
-        """Whether it takes no notice of its table, as another vLLM might."""
+        """Whether it ignores its table, as another vLLM might."""
         self.prompts: dict[str, int] = {}
         """Requests, with the tokens of their prompts that are left to compute."""
         self.drafts: dict[str, int] = {}
         """Draft tokens that a request verifies at its next step."""
 
     def add(self, *requests: str, prompt: int = 5) -> None:
-        """Take requests in."""
+        """Add requests."""
         self.prompts |= dict.fromkeys(requests, prompt)
 
     def finish(self, *requests: str) -> None:
-        """Let requests go."""
+        """Remove requests."""
         for request in requests:
             del self.prompts[request]
             self.drafts.pop(request, None)

@@ -103,7 +103,7 @@ class FakeWorker:
     metrics_seconds: float = 0.0
     """Silence before the metrics page."""
     plugin: dict[str, Any] | None = None
-    """What the speculation plugin says; None where there is no plugin."""
+    """The status of the speculation plugin; None without the plugin."""
     plugin_token: str = CONTROL_TOKEN
     puts: list[dict[str, Any]] = field(default_factory=list)
     """Commands to the plugin; members of `plugin` take effect at once."""
@@ -120,7 +120,7 @@ class FakeWorker:
     url: str = ""
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request, or die trying."""
+        """Answer one request, or cut its connection."""
         body = await request.read()
         self.bodies.append(body)
         self.paths.append(request.path)
@@ -281,7 +281,7 @@ class StallingStore:
         self._released = threading.Event()
 
     def release(self) -> None:
-        """Let everything through from now on."""
+        """Commit all entries from now on."""
         self.held.clear()
         self.refused.clear()
         self._released.set()
@@ -373,7 +373,7 @@ def audit_fields(entry_type: EntryType, fields: dict[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class FakeBucket:
-    """What control would say of one batch bucket."""
+    """The control view of one batch bucket."""
 
     bucket: int = 1
     draft_tokens: int = 3
@@ -386,7 +386,7 @@ class FakeBucket:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeView:
-    """What control would say of one worker."""
+    """The control view of one worker."""
 
     since: float = 1_800_000_000.0
     buckets: tuple[FakeBucket, ...] = (FakeBucket(), FakeBucket(bucket=2, break_even=None, payoff=None))
@@ -397,7 +397,7 @@ class FakeView:
 
 
 class FakeControl:
-    """A control loop that remembers what it was asked for, and can refuse it."""
+    """A control loop that records requests, and can refuse them."""
 
     def __init__(self) -> None:
         self.views: dict[str, FakeView] = {}
@@ -407,7 +407,7 @@ class FakeControl:
         self.recycles: list[dict[str, Any]] = []
 
     def view(self, worker_id: str) -> FakeView | None:
-        """What it thinks of a worker."""
+        """Its view of a worker."""
         return self.views.get(worker_id)
 
     def events(self, after: int) -> tuple[SpeculationChange, ...]:
@@ -415,12 +415,12 @@ class FakeControl:
         return tuple(change for change in self.changes if change.sequence > after)
 
     def request_probe(self, worker_id: str) -> None:
-        """Remember that a probe was asked for."""
+        """Record a requested probe."""
         self._refuse()
         self.probes.append(worker_id)
 
     def request_recycle(self, worker_id: str, *, with_draft: bool, note: str, actor: str) -> None:
-        """Remember that a recycle was asked for."""
+        """Record a requested recycle."""
         self._refuse()
         self.recycles.append({"worker": worker_id, "with_draft": with_draft, "note": note, "actor": actor})
 
@@ -440,7 +440,7 @@ def text(**more: Any) -> dict[str, Any]:
 
 
 async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for something that will be true soon."""
+    """Wait for a condition."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - what is waited for is in another process or thread
             await asyncio.sleep(0.01)

@@ -1,5 +1,5 @@
 """
-Runs the commands of a how-to page as they stand there.
+Runs the commands of a how-to page verbatim.
 """
 
 import os

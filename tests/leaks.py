@@ -1,5 +1,5 @@
 """
-A pytest plugin that searches everything the appliance wrote during a run for what it must not keep.
+A pytest plugin that searches everything the appliance wrote during a run for what it must not store.
 
 While tests run it records each prompt their HTTP clients send and each completion they receive, and
 collects what appliance processes and commands print; fixtures add the operator logs and metrics of
@@ -38,9 +38,9 @@ from typer.testing import CliRunner
 from demo.process import ApplianceProcess
 
 PROMPT = "what ails my neighbour in the third house, doctor"
-"""What the shared request bodies ask; a clear sign where it is found."""
+"""The prompt of shared request bodies; a clear sign of a leak."""
 COMPLETION = "that_is_between_her_and_me_alone"
-"""What the scripted worker answers, among other things."""
+"""A part of the answers of the scripted worker."""
 KEY = r"sk-[a-z2-7]{8}-[A-Za-z0-9_-]{43}"
 BEARER_TOKEN = r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
 CONVERSATION = (
@@ -72,7 +72,7 @@ LARGEST_BODY = 2**20
 SHOWN_ONCE = re.compile(r"^(?:(?:admin|demo tenant) key +sk-|curl .*'Authorization: Bearer sk-)")
 """Lines of a first start that show a key, as they should."""
 RECORD = "this-run.leaks"
-"""The file in a process's directory that records what was said there, and what was found elsewhere."""
+"""The file in a process's directory with its texts, and the findings elsewhere."""
 EXEMPT = ("admin.key", "*.kept-by-the-client", "*.py", RECORD)
 """Files and directories that may hold what is searched for: the admin key's, mode 0600; what a test or
 its client wrote as a client; copies of the sources, since some prompts of the tests are code; the
@@ -94,7 +94,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Leaks:
-    """What was said in this process, and what it wrote."""
+    """The texts of this process, and its files."""
 
     directory: Path | None = None
     """Pytest's temporary directory: everything below it is searched."""
@@ -105,7 +105,7 @@ class Leaks:
     _kept: int = 0
 
     def hear(self, body: Any) -> None:
-        """Record what a request says, if it is a body at all."""
+        """Record the prompt of a request with a body."""
         content = _parse(body)
         for name in CONVERSATION if isinstance(content, dict) else ():
             for text in _strings(content.get(name)):
@@ -165,7 +165,7 @@ hear, hear_answer, keep, look_in = LEAKS.hear, LEAKS.hear_answer, LEAKS.keep, LE
 
 
 def read_records(records: Iterable[Path]) -> tuple[dict[str, str], list[Finding]]:
-    """What was said, with the test that said it first, and what was found in directories that are gone."""
+    """The texts, with the first test that sent each, and findings in removed directories."""
     said: dict[str, str] = {}
     found: list[Finding] = []
     for record in records:
@@ -245,7 +245,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def watch_clients(leaks: Leaks, patch: pytest.MonkeyPatch) -> None:
-    """Hear what goes out and comes in through the HTTP libraries of this process."""
+    """Record the traffic of the HTTP libraries of this process."""
     _watch_httpx(leaks, patch)
     _watch_aiohttp(leaks, patch)
     _watch_standard_library(leaks, patch)
@@ -347,7 +347,7 @@ def _watch_standard_library(leaks: Leaks, patch: pytest.MonkeyPatch) -> None:
 
 
 class _Answer:
-    """The body of one response, heard as a whole once it is closed."""
+    """The body of one response, recorded as a whole once it is closed."""
 
     def __init__(self, leaks: Leaks) -> None:
         self._leaks, self._body = leaks, bytearray()
@@ -408,7 +408,7 @@ class Plugin:
         self._crashed: list[str] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Listen from the first test on."""
+        """Record from the first test on."""
         self.leaks.directory = session.config._tmp_path_factory.getbasetemp()
         self.leaks.record = self.leaks.directory / RECORD
         self._patch.setenv(VARIABLE, str(self.leaks.record))

@@ -1,6 +1,6 @@
 """
-A PostgreSQL of a test's own: a real server from the system's package, on loopback, in a directory
-of its own, with fsync on as it is by default.
+A private PostgreSQL for a test: a real server from the system's package, on loopback, in its own
+directory, with fsync on as it is by default.
 
 Where PostgreSQL is not installed the test is skipped, loudly: `deploy/debian-packages.txt` names
 the package.
@@ -61,7 +61,7 @@ class PrivatePostgres:
 
     @property
     def log(self) -> str:
-        """What the server has written."""
+        """The output of the server."""
         return (self.directory / "server.log").read_text(errors="replace")
 
     def url_of(self, database: str, role: str = OWNER) -> str:
@@ -168,7 +168,7 @@ class PrivatePostgres:
 
 @contextmanager
 def private_postgres() -> Iterator[PrivatePostgres]:
-    """Start a server of one's own; everything it had is searched for leaks and gone when the block ends."""
+    """Start a private server; its files are searched for leaks and removed when the block ends."""
     binaries = find_binaries()
     if binaries is None:
         pytest.skip(MISSING)

@@ -1,5 +1,5 @@
 """
-Hours of traffic that the monitor must do well on, as values: engines, texts, loads.
+Scenarios of hours of traffic for the monitor, as values: engines, texts, loads.
 
 `share` is what must come out at least, of the tokens that the best fixed number of draft tokens
 would give, known in hindsight and zero included.  Above 1.0 no fixed number can come.

@@ -71,7 +71,7 @@ class Traffic:
     grain: float = 0.5
     """Seconds over which it is constant."""
     outages: tuple[tuple[float, float], ...] = ()
-    """When the worker is away, from and until; it comes back as another engine."""
+    """When the worker is down, from and until; it comes back as another engine."""
 
     def is_away(self, now: float) -> bool:
         return any(start <= now < end for start, end in self.outages)
@@ -247,7 +247,7 @@ class SimulatedWorker:
             successes += 1
 
     def reading(self) -> EngineReading | None:
-        """The answer to a poll; None while the worker is away."""
+        """The answer to a poll; None while the worker is down."""
         if self.traffic.is_away(self.now):
             return None
         steps = {

@@ -1,5 +1,5 @@
 """
-What keeps tests on this machine: an audit hook that refuses every other address.
+Keeps tests on this machine: an audit hook that refuses every other address.
 
 Standard library only, so that the clients' own environments can use it too.
 """

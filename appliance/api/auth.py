@@ -41,11 +41,7 @@ AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
 def identify(services: Services, scope: Scope) -> Caller:
-    """
-    The caller of a request; a refusal is counted and logged with its reason, never with the credential.
-
-    Raises RefusedCallerError, from which the client does not learn why.
-    """
+    """The caller; a RefusedCallerError is counted and logged with its reason, never with the credential."""
     extensions = scope.get("extensions")
     certificate = extensions.get(EXTENSION) if extensions else None
     try:

@@ -91,12 +91,7 @@ def render_line(error: Exception, path: str) -> tuple[int, str, bool]:
 
 
 def _show_problem(problem: BatchProblem) -> dict[str, Any]:
-    return {
-        "code": problem.code,
-        "message": problem.message,
-        "param": problem.param,
-        "line": problem.line,
-    }
+    return {"code": problem.code, "message": problem.message, "param": problem.param, "line": problem.line}
 
 
 def _batches(request: Request) -> Batches:

@@ -1,8 +1,4 @@
-"""
-Admin routes of the egress check: the last result, and a check now.
-
-The report's shape is `EgressReport.to_json`, described in docs/how-to/check-egress.md.
-"""
+"""Admin routes of the egress check; docs/how-to/check-egress.md describes the report."""
 
 from typing import Any
 

@@ -79,10 +79,7 @@ async def list_models(request: Request, caller: TenantCaller) -> Response:
     services: Services = request.app.state.services
     models = services.pool.models().values()
     return JSONResponse(
-        {
-            "object": "list",
-            "data": [_model(served) for served in models if may_call(caller, served)],
-        }
+        {"object": "list", "data": [_model(served) for served in models if may_call(caller, served)]}
     )
 
 

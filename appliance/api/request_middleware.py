@@ -27,11 +27,7 @@ DRAIN_SECONDS = 10.0
 
 
 class RequestIdentity:
-    """
-    Gives each request an id, and echoes the client's own id if it is well-formed.
-
-    Every answer to a tenant also gets its limit headers.
-    """
+    """Gives each request an id, echoes a well-formed one of the client, and adds a tenant's limit headers."""
 
     def __init__(
         self,

@@ -12,11 +12,7 @@ FILE = "file"
 
 
 class UploadForm:
-    """
-    The parser of one form: `feed` returns bytes of the file, `fields` collects the others.
-
-    Every method raises InvalidRequestError if the form is malformed or too large.
-    """
+    """The parser of one form; every method raises InvalidRequestError if it is malformed or too large."""
 
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)

@@ -56,11 +56,7 @@ NO_WALL = Wall(is_up=False, detail="not configured")
 
 
 def raise_wall(mode: Mode, ports: frozenset[int], kernel: Kernel = landlock) -> Wall:
-    """
-    Block all TCP ports except `ports` for this process and its children, irrevocably.
-
-    Raises ConfigurationError if it failed, and `mode` (`sovereignty.wall`) is `required`.
-    """
+    """Block all TCP ports except `ports`, irrevocably; raises ConfigurationError if required and failed."""
     if mode == "off":
         return Wall(is_up=False, detail="off, by sovereignty.wall")
     try:

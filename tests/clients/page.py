@@ -11,7 +11,7 @@ BEFORE = """\
 <!-- Written by `python -m docs.generate`; edit tests/clients/pins.py or tests/clients/page.py instead. -->
 
 *For developers and operators.* Change the base URL and the key, and nothing else. `make clients` and
-`make test` install each client below, unmodified, in its own environment, and run its tests against a
+`make test` install each client below, unmodified, in an environment of its own, and run its tests against a
 gateway with a real vLLM worker for chat and one for embeddings. Every answer and every frame of every stream
 is checked against the schemas of OpenAI's public API description, and every refusal against its error schema.
 

@@ -77,7 +77,7 @@ def mounted(pod, path):
 @needs_helm
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_accepted_by_the_appliance(example, tmp_path):
-    """Nothing is left for the first start to find: names, types, ports and files fit each other."""
+    """The first start finds no error: names, types, ports and files fit each other."""
     objects = render(files=[IMAGES, example]).objects
     seen = set()
     for pod, environment, settings in read(objects, tmp_path):
@@ -108,7 +108,7 @@ def pod_port(pod):
 
 @needs_helm
 def test_two_nodes_know_each_other_and_only_the_first_answers(tmp_path):
-    """Same model, same arguments but rank and `--headless`; both may connect to where they meet."""
+    """Same model, same arguments but rank and `--headless`; both may connect to the address of the group."""
     objects = render(files=[IMAGES, CHART / "examples" / "two-node-pipeline.yaml"]).objects
     nodes = [
         settings.worker
@@ -184,7 +184,7 @@ def test_sections_and_fields_left_out_exist():
 
 
 def test_the_chart_carries_what_others_own_and_nothing_else():
-    """Offline variables, rules and dashboards have one home each; `python -m docs.generate` copies them."""
+    """Offline variables, rules and dashboards have one source each; `python -m docs.generate` copies them."""
     carried = {str(path.relative_to(CHART)) for path in (CHART / "files").rglob("*") if path.is_file()}
     assert carried == set(packaged_files())
     for at, source in packaged_files().items():

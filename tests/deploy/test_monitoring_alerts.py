@@ -1,5 +1,5 @@
 """
-Each fires for what it says, stays quiet otherwise, and ends when it is over.
+Each alert fires in its cases, is quiet in others, and resolves at the end.
 
 Prometheus itself judges, through `promtool test rules`, on series written in its own notation: `0x4` is a
 0 and four more, a minute apart; `1+2x4` adds 2 each time.

@@ -1,5 +1,5 @@
 """
-It parses, names only metrics that exist, and labels those have.
+Queries parse, and name only existing metrics and their labels.
 """
 
 import json
@@ -127,7 +127,7 @@ def test_grafana_knows_every_field_of_a_dashboard(page: dict[str, Any]):
 
 
 def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
-    """What of ours is not in theirs; theirs may say more."""
+    """Fields of ours that are missing in theirs; theirs may have more."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         gone = [f"{where}.{name}" for name in ours if name not in theirs and ours[name] is not None]
         return gone + [

@@ -1,5 +1,5 @@
 """
-The systemd units, as systemd itself reads them: no mistake in them, and little that they let a process do.
+The systemd units, as systemd itself reads them: without errors, and with few rights for a process.
 """
 
 import re
@@ -71,7 +71,7 @@ def test_systemd_analyze_reports_no_error(verifiable):
 
 @needs_systemd
 def test_systemd_notices_a_mistake(verifiable):
-    """So that its silence above means something."""
+    """So that the test above can fail."""
     verifiable.write_text(verifiable.read_text().replace("NoNewPrivileges=", "NoNewPriveleges="))
     assert "NoNewPriveleges" in analyze("verify", verifiable).stderr
 

@@ -1,7 +1,7 @@
 """
 A real gateway process has its log witnessed by real witness processes, over HTTP and by file.
 
-The witness's machine and the log's are two directories here; nothing but URL and file passes between
+The witness's machine and the log's are two directories here; only a URL or a file connects
 them.  Every test ends with the auditor's verifier, run alone as a copied file.
 """
 

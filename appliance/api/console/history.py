@@ -14,7 +14,7 @@ from appliance.control.loop import ControlLoop
 from appliance.infra.logs import Logger
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerSnapshot
-from appliance.speculation.values import SpeculationMode, bucket_of
+from appliance.speculation.values import bucket_of
 
 SAMPLE_SECONDS = 2.0
 KEPT_SECONDS = 600.0
@@ -28,7 +28,6 @@ class AcceptanceSample:
     """Over the monitor's window; None without drafts."""
     break_even: float | None
     """At the current batch size; None if not measured."""
-    mode: SpeculationMode
 
 
 class History:
@@ -59,7 +58,12 @@ class History:
         # First, so that memory stays bounded if sampling fails.
         self._drop_before(now - KEPT_SECONDS)
         for snapshot in self._pool.snapshots:
-            sample = self._sample(snapshot, now)
+            window = snapshot.figures.window
+            sample = AcceptanceSample(
+                at=now,
+                length=window.acceptance_length if window.drafts else None,
+                break_even=self.break_even(snapshot),
+            )
             self.samples.setdefault(snapshot.worker.worker_id, deque()).append(sample)
 
     def _drop_before(self, time: float) -> None:
@@ -68,15 +72,6 @@ class History:
                 kept.popleft()
             if not kept:
                 del self.samples[worker]
-
-    def _sample(self, snapshot: WorkerSnapshot, now: float) -> AcceptanceSample:
-        window = snapshot.figures.window
-        return AcceptanceSample(
-            at=now,
-            length=window.acceptance_length if window.drafts else None,
-            break_even=self.break_even(snapshot),
-            mode=snapshot.decision.mode,
-        )
 
     def break_even(self, snapshot: WorkerSnapshot) -> float | None:
         """The break-even at the worker's current batch size, or at the nearest measured one."""

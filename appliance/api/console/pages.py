@@ -47,11 +47,6 @@ class Operator:
     session: ConsoleSession
     caller: Caller
 
-    @property
-    def actor(self) -> str:
-        """In the audit log."""
-        return f"console:{self.caller.key.key_id}"
-
 
 Handler = Callable[[Request, Services, Console, Operator], Awaitable[Response]]
 
@@ -169,7 +164,7 @@ async def check_egress(
     try:
         if services.egress is None:
             raise ControlRefusedError("This gateway makes no egress checks.")
-        await services.egress.check(operator.actor)
+        await services.egress.check(f"console:{operator.caller.key.key_id}")
     except ApplianceError as error:
         view = _view("egress", services, console)
         return _page(

@@ -13,7 +13,6 @@ import re
 from array import array
 from asyncio import Transport
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from fcntl import ioctl
 from http import HTTPStatus
@@ -55,8 +54,6 @@ SPARE_CONNECTIONS = 256
 """Connections over the limit that get an error; further ones are aborted."""
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 END_OF_HEAD = b"\r\n\r\n"
-
-
 HEAD_BYTES = 64 * 2**10
 """Maximum size of the request line and headers together."""
 HEADER_LINES = 100
@@ -72,43 +69,17 @@ class Phase(Enum):
     BODY = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    connections: int
-    head_bytes: int
-    headers: int
-    unread_bytes: int
-    """Size of a body beyond which it is not read once the request has its answer."""
-    head_seconds: float
-    body_seconds: float
-    idle_seconds: float
-    stalled_seconds: float
-
-    @classmethod
-    def of(cls, settings: ApiSettings) -> "ConnectionLimits":
-        return cls(
-            connections=settings.max_connections,
-            head_bytes=HEAD_BYTES,
-            headers=HEADER_LINES,
-            unread_bytes=DRAIN_BYTES * settings.max_body_bytes,
-            head_seconds=settings.head_seconds,
-            body_seconds=settings.body_seconds,
-            idle_seconds=settings.idle_seconds,
-            stalled_seconds=settings.stalled_seconds,
-        )
-
-
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(
         self,
         *,
         config: Config,
         server_state: ServerState,
-        limits: ConnectionLimits,
+        settings: ApiSettings,
         on_refusal: Callable[[ApplianceError], None],
     ) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})
-        self._limits = limits
+        self._settings = settings
         self._on_refusal = on_refusal
         self._phase = Phase.BETWEEN
         self._since = 0.0
@@ -138,8 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
         certificate = transport.get_extra_info("peercert")
         if certificate:
             self._extensions = {EXTENSION: read_certificate(certificate)}
-        self._is_over_limit = len(self.connections) > self._limits.connections
-        if len(self.connections) > self._limits.connections + SPARE_CONNECTIONS:
+        self._is_over_limit = len(self.connections) > self._settings.max_connections
+        if len(self.connections) > self._settings.max_connections + SPARE_CONNECTIONS:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,7 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed_bytes += len(data)
         super().data_received(data)
         if self._unparsed_bytes and not self._is_refused:
-            if self._unparsed_bytes > self._limits.head_bytes:
+            if self._unparsed_bytes > HEAD_BYTES:
                 self._refuse(self._head_too_large())
             elif self._phase is Phase.BETWEEN:
                 # Empty lines: a request begins, and its time starts.
@@ -186,12 +157,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_phase(now)
 
     def _check_phase(self, now: float) -> None:
-        limits, running = self._limits, self._running
+        settings, running = self._settings, self._running
         if self._phase is Phase.BETWEEN:
             # After the first request uvicorn's own timer runs, which ignores the number of connections.
-            if running is None and now - self._since > limits.idle_seconds:
+            if running is None and now - self._since > settings.idle_seconds:
                 self._close()
-            elif len(self.connections) >= limits.connections and (
+            elif len(self.connections) >= settings.max_connections and (
                 running is None or running.response_complete
             ):
                 self._since = self._since or now
@@ -203,10 +174,10 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         if waits_for_us or not self._since:
             self._since = now
-        elif self._phase is Phase.HEAD and now - self._since > limits.head_seconds:
+        elif self._phase is Phase.HEAD and now - self._since > settings.head_seconds:
             self._refuse(RequestTooSlowError("The headers took too long to arrive. Send them again."))
         elif self._phase is Phase.BODY and now - self._since > (
-            limits.body_seconds + self._body_bytes / BODY_BYTES_PER_SECOND
+            settings.body_seconds + self._body_bytes / BODY_BYTES_PER_SECOND
         ):
             self._refuse(RequestTooSlowError("The body took too long to arrive. Send it again."))
 
@@ -216,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _has_stalled(self, seconds: float) -> bool:
         """Whether the client has read too little in the `seconds` since `_unread_bytes` was counted."""
-        grace = self._limits.stalled_seconds
+        grace = self._settings.stalled_seconds
         return seconds > grace and seconds > grace + (
             (self._unread_bytes - self._count_unread()) / READ_BYTES_PER_SECOND
         )
@@ -283,7 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
             message = "The body comes in too many small pieces. Send larger chunks."
             self._refusal = InvalidRequestError(message, code="invalid_http")
             raise self._refusal
-        if self._body_bytes > self._limits.unread_bytes and self.cycle.response_complete:
+        if self.cycle.response_complete and self._body_bytes > DRAIN_BYTES * self._settings.max_body_bytes:
             self.transport.abort()
         super().on_body(body)
 
@@ -297,12 +268,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _objection(self) -> ApplianceError | None:
-        limits = self._limits
         # The head cannot exceed the bytes fed since the last request, so its size is rarely computed.
-        if len(self.headers) > limits.headers or (
-            self._unparsed_bytes > limits.head_bytes
-            and len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            > limits.head_bytes
+        if len(self.headers) > HEADER_LINES or (
+            self._unparsed_bytes > HEAD_BYTES
+            and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES
         ):
             return self._head_too_large()
         if self.parser.should_upgrade():
@@ -317,7 +286,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Refusals.
 
     def _head_too_large(self) -> HeadTooLargeError:
-        most = f"{self._limits.head_bytes} bytes in {self._limits.headers} lines"
+        most = f"{HEAD_BYTES} bytes in {HEADER_LINES} lines"
         return HeadTooLargeError(f"The request's headers are too large: at most {most}. Send fewer.")
 
     def send_400_response(self, msg: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from appliance.api.http.protocol import BoundedProtocol, ConnectionLimits
+from appliance.api.http.protocol import BoundedProtocol
 from appliance.api.http.tls import Tls
 from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
         self, config: uvicorn.Config, *, settings: ApiSettings, tls: Tls | None, metrics: Metrics | None
     ) -> None:
         super().__init__(config)
-        self._limits = ConnectionLimits.of(settings)
+        self._settings = settings
         self._tls = tls
         self._metrics = metrics
         if metrics is not None:
@@ -43,7 +43,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
-        handshake, flush = self._limits.head_seconds, self._limits.stalled_seconds
+        handshake, flush = self._settings.head_seconds, self._settings.stalled_seconds
         self.servers = [
             await loop.create_server(
                 self._new_connection,
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
         return BoundedProtocol(
             config=self.config,
             server_state=self.server_state,
-            limits=self._limits,
+            settings=self._settings,
             on_refusal=self._count,
         )
 
@@ -131,11 +131,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allow_open_files(settings: ApiSettings) -> int:
-    """
-    Raise this process's limit of open files as far as allowed, for connections to clients and workers.
-
-    Returns how many connections fit; the caller warns if they are fewer than `api.max_connections`.
-    """
+    """Raise the limit of open files as far as allowed; returns how many connections fit."""
     wanted = 2 * settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -195,11 +195,7 @@ class _Builder:
 
 
 def make_difference(older: Bundle, newer: Bundle, directory: Path) -> Bundle:
-    """
-    Write the newer bundle without the blobs of the older one, to a new directory.
-
-    Raises BundleRefusedError for different bundles, a difference or a damaged file, and BundleStorageError.
-    """
+    """Write the newer bundle without the blobs of the older; raises BundleRefusedError if unrelated."""
     for bundle in (older, newer):
         if bundle.base is not None:
             raise BundleRefusedError(

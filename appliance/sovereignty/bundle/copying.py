@@ -36,11 +36,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def copy_verified(chunks: Iterable[bytes], file: BundleFile, path: Path) -> None:
-    """
-    Write one file of a bundle to `path`, verified while writing and read back from the disk.
-
-    Raises BundleRefusedError if the bytes are not the manifest's, BundleStorageError if the disk fails.
-    """
+    """Write one file, verified while writing and read back; raises a BundleError if it is not the same."""
     partial = path.with_name(path.name + PARTIAL)
     digest = hashlib.sha256()
     try:
@@ -91,11 +87,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def making(directory: Path) -> Iterator[Path]:
-    """
-    Yield a temporary directory that is renamed to `directory` on success and removed on failure.
-
-    Raises ConfigurationError if `directory` exists, BundleStorageError if it cannot be written.
-    """
+    """Yield a temporary directory that is renamed on success; raises ConfigurationError if it exists."""
     if directory.exists() or directory.is_symlink():
         raise ConfigurationError(f"{directory} exists already: name a directory that does not")
     place = directory.with_name(f".{directory.name}{PARTIAL}")

@@ -28,10 +28,7 @@ CHART_IMAGES = {
     "worker-cpu": "workerCpu",
     "postgres": "postgres",
 }
-"""
-Images that the chart references by digest: last part of the repository, and key below `images` in the
-values.
-"""
+"""The chart's images: last part of the repository, and key below `images` in the values."""
 
 
 def emit(manifest: BundleManifest, form: Form) -> str:

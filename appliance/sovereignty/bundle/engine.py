@@ -1,8 +1,4 @@
-"""
-Load the images of a bundle into a container engine, by `docker load`.
-
-The engine receives the format of `docker save`, produced on the fly from the bundle's blobs.
-"""
+"""Load images into a container engine, by `docker load` of a `docker save` stream made from the blobs."""
 
 import json
 import subprocess

@@ -63,11 +63,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
 
 def import_image(archive: Archive, reference: str, store: BlobStore) -> tuple[Descriptor, str | None]:
-    """
-    Copy an image into the store; returns its root, and its configuration's digest if it is for one platform.
-
-    Raises ConfigurationError if the archive does not contain this image, or not all of it.
-    """
+    """Copy an image into the store; returns its root, and its image id if it is for one platform."""
     try:
         if archive.has(INDEX):
             root = _choose(archive, reference)

@@ -56,11 +56,7 @@ class InstalledBundles(BundleRecord):
 
 
 def read_installed(path: Path) -> InstalledBundles:
-    """
-    Read the state; empty if there is no file.
-
-    Raises BundleStorageError if it is unreadable or damaged: to assume a state would allow a rollback.
-    """
+    """Empty without a file; raises BundleStorageError if damaged: a guess would allow a rollback."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -74,11 +70,7 @@ def read_installed(path: Path) -> InstalledBundles:
 
 
 def check_order(loaded: InstalledBundle | None, manifest: BundleManifest) -> None:
-    """
-    Check that a bundle may follow the installed one; the same one may be loaded again.
-
-    Raises BundleRollbackError if it is older, or a version in between is needed first.
-    """
+    """Raise BundleRollbackError if a bundle is older than the installed one, or cannot follow it directly."""
     if loaded is None or loaded.manifest == manifest.digest:
         return
     before, now = version_order(loaded.version), version_order(manifest.version)

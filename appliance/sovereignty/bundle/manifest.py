@@ -194,11 +194,7 @@ def make_base(older: BundleManifest, newer: BundleManifest) -> Base:
 
 
 def present_files(manifest: BundleManifest, base: Base | None) -> Sequence[BundleFile]:
-    """
-    The files on the medium of a bundle, in the manifest's order.
-
-    Raises BundleRefusedError if BASE.json omits a blob that the manifest does not have.
-    """
+    """The files on the medium, in manifest order; raises BundleRefusedError if BASE.json was altered."""
     if base is None:
         return manifest.files
     blobs = manifest.blobs()

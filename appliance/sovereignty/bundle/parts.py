@@ -57,11 +57,7 @@ def part_name(number: int) -> str:
 
 
 def open_source(path: Path) -> BundleSource:
-    """
-    Open a bundle: a directory, a directory of parts, or a tar file.
-
-    Raises ConfigurationError if there is none, BundleRefusedError if its parts or their index are damaged.
-    """
+    """Open a directory, a directory of parts, or a tar file; raises ConfigurationError for any other."""
     if path.is_dir() and (path / PARTS).exists():
         with open_beneath(path, PARTS) as file:
             index = PartsIndex.decode(read_small(file, PARTS), PARTS)
@@ -88,11 +84,7 @@ def open_source(path: Path) -> BundleSource:
 
 
 def split(head: BundleHead, contents: Contents, directory: Path, part_bytes: int) -> PartsIndex:
-    """
-    Write a bundle as parts into a new directory; the same input gives the same parts.
-
-    Raises ConfigurationError if it would take more than 9,999 parts.
-    """
+    """Write the parts, the same for the same input; raises ConfigurationError for more than 9,999."""
     if stream_size(head, contents.files) > part_bytes * MOST_PARTS:
         raise ConfigurationError(f"more than {MOST_PARTS} parts: make each larger with --part-bytes")
     with making(directory) as place:

@@ -108,7 +108,8 @@ def room(placements: Sequence[Placement]) -> list[tuple[Path, int, int]]:
     needed: dict[int, int] = {}
     where: dict[int, Path] = {}
     for placement in placements:
-        place = _existing(placement.home)
+        home = placement.home.absolute()
+        place = next(each for each in (home, *home.parents) if each.exists())
         device = place.stat().st_dev
         where.setdefault(device, place)
         needed[device] = needed.get(device, 0) + sum(file.size for file in placement.missing())
@@ -135,11 +136,7 @@ def clear_leftovers(placements: Sequence[Placement]) -> None:
 
 
 def stage(placement: Placement, chunks: Chunks) -> int:
-    """
-    Fill the directory of a version and return how many files were written.
-
-    Raises BundleRefusedError if a file is not as in the manifest, BundleStorageError if it cannot be written.
-    """
+    """Fill a version's directory and return how many files were written; raises a BundleError."""
     place = placement.final if placement.final.exists() else placement.staged
     written = 0
     for path, file in sorted(placement.files.items()):
@@ -224,8 +221,3 @@ def _has_size(path: Path, file: BundleFile) -> bool:
         return path.stat().st_size == file.size
     except OSError:
         return False
-
-
-def _existing(path: Path) -> Path:
-    """The nearest existing directory above."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

@@ -1,8 +1,4 @@
-"""
-The recipe of a bundle: a YAML file that lists its contents with origin and licence.
-
-Paths are relative to the recipe.
-"""
+"""The recipe of a bundle: YAML with its contents, their origin and licence; paths are relative to it."""
 
 from pathlib import Path
 from typing import Annotated

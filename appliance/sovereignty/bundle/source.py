@@ -140,11 +140,7 @@ class _DirectoryContents:
 
 
 def open_beneath(root: Path, name: str) -> BinaryIO:
-    """
-    Open a regular file below a directory without following links below it.
-
-    Raises BundleRefusedError if it is missing or another kind of file, BundleStorageError if unreadable.
-    """
+    """Open a regular file without following links below `root`; raises BundleRefusedError for any other."""
     *directories, last = name.split("/")
     try:
         below = os.open(root, os.O_RDONLY | os.O_DIRECTORY)

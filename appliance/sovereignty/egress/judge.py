@@ -32,17 +32,17 @@ class EgressJudgement:
 
 def judge(control: ProbeResult | None, results: Sequence[ProbeResult]) -> EgressJudgement:
     """Judge one check; `control` is None if the control was not tried."""
-    reached = tuple(_reached(result) for result in results if result.outcome is ProbeOutcome.CONNECTED)
+    reached = tuple(
+        f"{result} ({result.detail})" if result.detail else str(result)
+        for result in results
+        if result.outcome is ProbeOutcome.CONNECTED
+    )
     if reached:
         return EgressJudgement(verdict=EgressVerdict.OPEN, reasons=reached)
     doubts = tuple(_doubts(control, results))
     return EgressJudgement(
         verdict=EgressVerdict.INCONCLUSIVE if doubts else EgressVerdict.CLOSED, reasons=doubts
     )
-
-
-def _reached(result: ProbeResult) -> str:
-    return f"{result} ({result.detail})" if result.detail else str(result)
 
 
 def _doubts(control: ProbeResult | None, results: Sequence[ProbeResult]) -> Iterator[str]:

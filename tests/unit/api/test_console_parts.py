@@ -160,7 +160,7 @@ def request(headers: dict[str, str], body: bytes = b"") -> Request:
 
 
 def sample(at: float, length: float | None, break_even: float | None = 1.3) -> AcceptanceSample:
-    return AcceptanceSample(at=at, length=length, break_even=break_even, mode=SpeculationMode.SPECULATIVE)
+    return AcceptanceSample(at=at, length=length, break_even=break_even)
 
 
 def test_a_chart_has_gaps_where_samples_are_missing():

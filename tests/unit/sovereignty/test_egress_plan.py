@@ -57,7 +57,7 @@ def test_proxy_is_probed_without_its_password(value, target):
 
 
 def test_proxy_named_twice_is_probed_once():
-    """In small letters and capitals."""
+    """In lower and upper case."""
     environment = {"http_proxy": "http://p:1", "HTTP_PROXY": "http://p:1", "ALL_PROXY": "socks5://q:2"}
     plan = plan_egress(settings(), {**environment, "NO_PROXY": "bank", "HTTPS_PROXY": ""})
     assert targets(plan, ProbeKind.PROXY) == ["p:1", "q:2"]
@@ -79,7 +79,7 @@ def test_proxy_named_twice_is_probed_once():
         ),
     ],
 )
-def test_the_control_is_the_settings_or_the_database_or_a_listener_of_its_own(sections, control):
+def test_the_control_is_the_settings_or_the_database_or_its_own_listener(sections, control):
     """In this order."""
     planned = plan_egress(settings(**sections), {}).control
     assert (planned.target if planned else None) == control
@@ -90,7 +90,7 @@ def test_the_control_is_the_settings_or_the_database_or_a_listener_of_its_own(se
     "text", ["resolver.example:53", "1.1.1.1", "1.1.1.1:0", "::1:53", "a@1.1.1.1:53", ""]
 )
 def test_a_target_is_an_address_and_a_port(field, text):
-    """A name would need a resolver, and an attempt that fails for want of one proves nothing."""
+    """A name would need a resolver, and an attempt that fails without one proves nothing."""
     with pytest.raises(ConfigurationError, match=field):
         settings(egress={field: [text]})
 

@@ -66,7 +66,7 @@ CLOSED, OPEN, INCONCLUSIVE = EgressVerdict.CLOSED, EgressVerdict.OPEN, EgressVer
     ],
 )
 def test_strict_is_ready_after_closed_until_open(verdicts, problem):
-    """An inconclusive check is no news."""
+    """An inconclusive check changes nothing."""
     found = after("strict", *verdicts).problem
     assert (found is None) if problem is None else (found or "").startswith(problem)
 
@@ -80,7 +80,7 @@ def test_gateway_is_always_ready_outside_of_strict(mode, verdict):
 
 
 def test_warn_reports_egress_until_a_check_is_closed():
-    """And an inconclusive check in between takes nothing back."""
+    """An inconclusive check in between does not clear the warning."""
     assert after("warn", OPEN).warnings == ("egress is possible: tcp 1.1.1.1:443 connected",)
     assert len(after("warn", OPEN, INCONCLUSIVE).warnings) == 2
     assert after("warn", OPEN, CLOSED).warnings == ()
@@ -94,7 +94,7 @@ def test_inconclusive_check_is_a_warning(mode):
 
 
 def test_empty_observation_is_inconclusive_with_a_reason():
-    """The process that tries had ended."""
+    """The probe process had ended."""
     nothing = made(Observation(control=None, results=(), failure="it has ended"))
     assert (nothing.verdict, nothing.why) == (INCONCLUSIVE, "it has ended")
     assert nothing.to_json()["control"] is None
@@ -135,7 +135,7 @@ def test_an_entry_names_every_attempt():
 
 
 def test_page_shows_a_real_report():
-    """Who writes a console reads the page: it has every member, outcome and kind."""
+    """The page has every member, outcome and kind for authors of consoles."""
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "check-egress.md").read_text(encoding="utf-8")
     found = re.search(r"```json\n(.*?)```", page, re.DOTALL)
     assert found

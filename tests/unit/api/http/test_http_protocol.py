@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,13 +18,12 @@ from appliance.api.http.protocol import (
     SMALL_PIECES,
     SPARE_CONNECTIONS,
     BoundedProtocol,
-    ConnectionLimits,
 )
 from appliance.errors import ApplianceError
 from appliance.infra.settings import ApiSettings
 from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
 
-LIMITS = replace(ConnectionLimits.of(ApiSettings()), connections=4)
+SETTINGS = ApiSettings(max_connections=4)
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -106,16 +104,19 @@ class App:
 class Connections:
     """Makes connections to one application."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, settings: ApiSettings) -> None:
         self.app = App()
-        self.limits = limits
+        self.settings = settings
         self.refused: list[ApplianceError] = []
         self.state = ServerState()
         self.config = Config(self.app, lifespan="off", log_config=None, ws="none", proxy_headers=False)
 
     def open(self, **extra: Any) -> tuple[BoundedProtocol, Wire]:
         connection = BoundedProtocol(
-            config=self.config, server_state=self.state, limits=self.limits, on_refusal=self.refused.append
+            config=self.config,
+            server_state=self.state,
+            settings=self.settings,
+            on_refusal=self.refused.append,
         )
         wire = Wire(**extra)
         connection.connection_made(wire)
@@ -124,7 +125,7 @@ class Connections:
 
 @pytest.fixture
 async def connections() -> Connections:
-    return Connections(LIMITS)
+    return Connections(SETTINGS)
 
 
 async def settle() -> None:
@@ -224,9 +225,9 @@ async def test_slow_headers_time_out(connections):
     connection, wire = connections.open()
     for number, byte in enumerate(GET[:20]):
         connection.data_received(bytes([byte]))
-        connection.check(later(number / 20 * LIMITS.head_seconds))
+        connection.check(later(number / 20 * SETTINGS.head_seconds))
     assert wire.ended is None
-    connection.check(later(LIMITS.head_seconds + 1))
+    connection.check(later(SETTINGS.head_seconds + 1))
     assert (wire.status, wire.code, wire.ended) == (408, "request_too_slow", "eof")
 
 
@@ -237,10 +238,10 @@ async def test_a_slow_body_times_out_and_the_application_is_disconnected(connect
     steady = 50 * BODY_BYTES_PER_SECOND
     connection.data_received(b"x" * steady)
     connection.check(later(0))
-    connection.check(later(LIMITS.body_seconds + 49))
+    connection.check(later(SETTINGS.body_seconds + 49))
     await settle()
     assert wire.ended is None
-    connection.check(later(LIMITS.body_seconds + 51))
+    connection.check(later(SETTINGS.body_seconds + 51))
     await settle()
     assert (wire.status, wire.code, wire.ended) == (408, "request_too_slow", "eof")
     assert connections.app.gone == 1
@@ -264,21 +265,21 @@ async def test_a_request_in_progress_has_no_time_limit(connections):
 async def test_a_connection_without_a_request_is_closed(connections):
     """After the first request uvicorn's own timer closes it."""
     connection, wire = connections.open()
-    connection.check(later(LIMITS.idle_seconds - 1))
+    connection.check(later(SETTINGS.idle_seconds - 1))
     assert wire.ended is None
-    connection.check(later(LIMITS.idle_seconds + 1))
+    connection.check(later(SETTINGS.idle_seconds + 1))
     assert wire.ended == "closed"
 
 
 async def test_a_client_that_does_not_read_is_aborted(connections):
-    """Closing would wait for ever."""
+    """Closing would wait forever."""
     connection, wire = connections.open()
     connection.data_received(GET)
     await settle()
     connection.pause_writing()
-    connection.check(later(LIMITS.stalled_seconds - 1))
+    connection.check(later(SETTINGS.stalled_seconds - 1))
     assert wire.ended is None
-    connection.check(later(LIMITS.stalled_seconds + 1))
+    connection.check(later(SETTINGS.stalled_seconds + 1))
     assert wire.ended == "aborted"
 
 
@@ -287,9 +288,9 @@ async def test_a_connection_that_cannot_close_is_aborted(connections):
     connection, wire = connections.open()
     wire.close()
     connection.check(later(0))
-    connection.check(later(LIMITS.stalled_seconds - 1))
+    connection.check(later(SETTINGS.stalled_seconds - 1))
     assert wire.ended == "closed"
-    connection.check(later(LIMITS.stalled_seconds + 1))
+    connection.check(later(SETTINGS.stalled_seconds + 1))
     assert wire.ended == "aborted"
 
 
@@ -314,7 +315,7 @@ async def test_a_refused_client_has_time_to_read_the_error(connections):
 
 async def test_connections_over_the_limit_get_an_error(connections):
     """Those within it continue; far over the limit connections are aborted."""
-    within = [connections.open() for _ in range(LIMITS.connections)]
+    within = [connections.open() for _ in range(SETTINGS.max_connections)]
     over, over_wire = connections.open()
     over.data_received(GET)
     assert (over_wire.status, over_wire.code, over_wire.ended) == (503, "too_many_connections", "eof")
@@ -333,7 +334,7 @@ async def test_connections_over_the_limit_get_an_error(connections):
 
 async def test_a_closed_connection_makes_room_for_the_next(connections):
     """The limit counts open connections."""
-    opened = [connections.open()[0] for _ in range(LIMITS.connections)]
+    opened = [connections.open()[0] for _ in range(SETTINGS.max_connections)]
     opened[0].connection_lost(None)
     connection, wire = connections.open()
     connection.data_received(GET)
@@ -376,19 +377,19 @@ async def test_a_body_after_its_answer_gets_no_second_answer(connections):
     connection.data_received(POST + b"he")
     await settle()
     connection.check(later(0))
-    connection.check(later(LIMITS.body_seconds + 10))
+    connection.check(later(SETTINGS.body_seconds + 10))
     assert wire.written.count(b"HTTP/1.1") == 1
     assert wire.ended == "aborted"
 
 
 async def test_an_endless_body_after_its_answer_is_aborted(connections):
     """Not at once: a client that still sends must be able to read its answer."""
-    connections.limits = replace(LIMITS, unread_bytes=1000)
+    connections.settings = ApiSettings(max_body_bytes=1024)
     connections.app.reads = False
     connection, wire = connections.open()
     connection.data_received(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
     await settle()
-    connection.data_received(b"x" * 1000)
+    connection.data_received(b"x" * 8 * 1024)
     assert (wire.status, wire.ended) == (200, None)
     connection.data_received(b"x")
     assert wire.ended == "aborted"
@@ -510,7 +511,7 @@ async def test_an_idle_client_that_does_not_end_tls_is_aborted(connections, how,
         elif how == "stop":
             connection.shutdown()
         else:
-            connection.check(later(LIMITS.idle_seconds + 1))
+            connection.check(later(SETTINGS.idle_seconds + 1))
         assert wire.ended == "closed"
         await asyncio.sleep(0.2)
         assert wire.ended == ended

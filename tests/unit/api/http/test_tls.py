@@ -1,4 +1,4 @@
-"""What it says of files that cannot be used, and how new ones take over."""
+"""Errors for unusable files, and the change to new ones."""
 
 import ssl
 import time

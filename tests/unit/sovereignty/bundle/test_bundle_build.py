@@ -1,4 +1,4 @@
-"""The same in gives the same out, and nothing named is missing."""
+"""Builds are reproducible, and no named image is missing."""
 
 import gzip
 import io
@@ -57,7 +57,7 @@ def test_two_builds_are_the_same_to_the_byte(workshop):
 
 
 def test_two_splits_and_two_differences_are_the_same_to_the_byte(workshop, bundle):
-    """What is carried can be compared with what was made again elsewhere."""
+    """A medium can be compared with one that was built elsewhere."""
     newer = workshop.build("1.1.0")
     for name in ("one", "two"):
         opened = workshop.open_bundle(newer)
@@ -80,7 +80,7 @@ def test_a_bundle_is_an_oci_image_layout(bundle):
 
 
 def test_an_oci_image_keeps_its_digest_and_a_saved_one_its_id(workshop, bundle):
-    """So that what a registry or an engine calls the image elsewhere is what it is called here."""
+    """So that registries and engines elsewhere use the same name."""
     archive = workshop.place / "again.tar"
     assert item(bundle, DATABASE).digest == write_oci_image(archive, DATABASE, b"a database" * 50)
     layers = [tar_of({"file-0": b"base layer" * 50}), tar_of({"file-1": b"1.0.0"})]
@@ -97,7 +97,7 @@ def test_every_item_has_licence_origin_and_bill_of_materials(bundle):
 
 
 def test_weights_are_one_blob_per_file_without_download_caches(bundle):
-    """What begins with a dot has times in it, and would make each build another."""
+    """Hidden files contain times, which would make builds differ."""
     digest = item(bundle, "model/demo/target:r1").digest
     document = json.loads((bundle / "blobs" / digest.replace(":", "/")).read_bytes())
     titles = [layer["annotations"]["org.opencontainers.image.title"] for layer in document["layers"]]
@@ -196,7 +196,7 @@ data: {imagePolicy: "five:1"}
 
     @pytest.mark.parametrize("reference", [DATABASE, "postgres", "postgres@sha256:15"])
     def test_an_image_named_without_a_digest_is_refused(self, bundle, reference):
-        """Though the bundle has it: the tag may be another image tomorrow."""
+        """Although the bundle has it: the tag may move."""
         with pytest.raises(BundleIncompleteError, match=f"chart names {reference} without a digest"):
             check_complete(manifest_of(bundle), images_in(f"image: {reference}", "chart"))
 
@@ -403,7 +403,7 @@ class TestCarrying:
         assert not (workshop.place / "out").exists()
 
     def test_too_many_parts_are_refused_before_writing(self, workshop, bundle):
-        """FAT32 does not hold any number of names either."""
+        """FAT32 limits the number of names as well."""
         opened = workshop.open_bundle(bundle)
         with pytest.raises(ConfigurationError, match="more than 9999 parts"):
             split(opened.head, opened.contents, workshop.place / "parts", 1)
@@ -430,7 +430,7 @@ class TestEmitted:
         ]
 
     def test_helm_and_compose_receive_digests_by_image_name(self, bundle):
-        """BundleManifest digests for a registry, image ids for an engine."""
+        """Manifest digests for a registry, image ids for an engine."""
         values = yaml.safe_load(emit(manifest_of(bundle), Form.HELM))
         assert values["images"] == {
             "gateway": {"repository": "sovereign-appliance/gateway", "digest": item(bundle, GATEWAY).digest},
@@ -447,7 +447,7 @@ class TestEmitted:
             assert values[name]["repository"].rpartition("/")[2] == short
 
     def test_oc_mirror_and_zarf_get_images_and_charts(self, bundle):
-        """In the shape each of them reads."""
+        """In the format of each."""
         lines = emit(manifest_of(bundle), Form.IMAGES).splitlines()
         mirror = yaml.safe_load(emit(manifest_of(bundle), Form.OC_MIRROR))
         assert (mirror["apiVersion"], mirror["kind"]) == (

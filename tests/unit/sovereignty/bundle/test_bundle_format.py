@@ -1,4 +1,4 @@
-"""Its examples are real, and a verifier can be made from it."""
+"""The documented examples are real, and a verifier can be written from the page."""
 
 import base64
 import hashlib
@@ -148,7 +148,7 @@ def test_a_file_of_any_size_has_a_header_that_tar_reads(tmp_path):
 
 
 def test_recipe_in_the_how_to_is_valid():
-    """Everything in it is known, and what is required is there."""
+    """It has only known members, and all required ones."""
     (text,) = re.findall(r"```yaml\n(name: .*?)```", HOW_TO, re.DOTALL)
     recipe = BundleRecipe.model_validate(yaml.safe_load(text))
     assert {name for name in BundleRecipe.model_fields if getattr(recipe, name)} == set(

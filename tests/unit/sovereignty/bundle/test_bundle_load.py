@@ -1,4 +1,4 @@
-"""What serves stays as it was until a whole new version takes over."""
+"""The version in service is unchanged until a complete new version replaces it."""
 
 import fcntl
 import hashlib
@@ -42,7 +42,7 @@ SAID = {"licence": "Apache-2.0", "origin": "https://example.com/source"}
 
 
 class Site:
-    """Where bundles are loaded, and what its audit log heard."""
+    """An installation for bundles, and the entries of its audit log."""
 
     def __init__(self, place: Path, workshop: Workshop) -> None:
         self.place = place
@@ -153,7 +153,7 @@ def test_workers_of_another_account_can_read_the_weights_whatever_the_umask(site
 
 
 def test_engine_failure_reports_its_message(site, workshop):
-    """It closes the pipe while an image is still coming, and what it said last is the reason."""
+    """It closes the pipe while an image is still coming, and its last line is the reason."""
     recipe = workshop.recipe()
     write_saved_image(recipe.parent / "gateway.tar", GATEWAY, os.urandom(2**20))
     build_bundle(load_recipe(recipe), recipe.parent, workshop.place / "large", workshop.stamp, None)
@@ -193,7 +193,7 @@ else:
 
 
 def test_an_image_of_the_same_layers_that_is_run_in_another_way_is_loaded(site, workshop):
-    """Under the tag it had; layers alone do not say who runs what."""
+    """Under the same tag; equal layers may run another command."""
     script, state = site.place / "engine.py", site.place / "engine.json"
     site.place.mkdir()
     script.write_text(ENGINE)
@@ -215,7 +215,7 @@ def test_an_image_of_the_same_layers_that_is_run_in_another_way_is_loaded(site, 
 
 
 def test_medium_that_changes_between_reads_changes_no_image(workshop, bundle):
-    """Whom an image runs as is read again when it is handed to the engine, after all was verified."""
+    """The user of an image is read again for the engine, after all was verified."""
     opened = workshop.open_bundle(bundle)
     tree = next(each for each in verify_bundle(opened) if each.item.label == GATEWAY)
     (image,) = tree.images
@@ -227,7 +227,7 @@ def test_medium_that_changes_between_reads_changes_no_image(workshop, bundle):
 
 
 def test_a_file_that_is_named_like_an_unfinished_one_is_loaded(site, workshop):
-    """What a bundle brings is not what a crash left."""
+    """Files of a bundle are not leftovers of a crash."""
     recipe = workshop.recipe()
     (recipe.parent / "model" / f"vocab{PARTIAL}").write_bytes(b"a file")
     (recipe.parent / "model" / f"more{PARTIAL}").mkdir()
@@ -278,14 +278,14 @@ def test_damaged_file_of_the_version_in_service_is_repaired(site, bundle):
 
 
 def test_foreign_file_among_the_weights_is_refused(site, bundle):
-    """A second tokenizer would change what a model says."""
+    """A second tokenizer would change the output of a model."""
     site.load(bundle)
     (site.serving / "tokenizer.json").write_text("{}")
     assert "is not in the bundle" in site.refused(BundleStorageError, bundle)
 
 
 class TestRollback:
-    """What was loaded once is never followed by something older."""
+    """An older bundle is never loaded after a newer one."""
 
     def test_an_older_bundle_is_refused_though_properly_signed(self, site, bundle, newer):
         """Nothing is touched."""
@@ -321,7 +321,7 @@ class TestRollback:
         assert site.load(workshop.build("1.10.0"))
 
     def test_damaged_installed_state_is_refused(self, site, bundle, newer):
-        """Else damaging it would be the way back."""
+        """Otherwise damage to it would allow a rollback."""
         site.load(newer)
         site.home.installed.write_bytes(site.home.installed.read_bytes()[:-2])
         assert "restore it from a backup" in site.refused(BundleStorageError, bundle)
@@ -525,7 +525,7 @@ def test_load_killed_at_any_point_leaves_a_complete_version(site, workshop, bund
         versions = {b"weights, first edition" * 100: "1.0.0", b"weights, second edition" * 100: "1.1.0"}
         assert weights in versions
         remembered = read_installed(site.home.installed).find("sovereign-appliance").version
-        # Never in service before it is remembered, neither weights nor files.
+        # Never in service before it is recorded, neither weights nor files.
         served = {str(link.readlink()).partition("-")[0] for link in site.place.rglob("current")}
         assert max(versions[weights], *(served - {"r1"})) <= remembered
         if remembered == "1.1.0":
@@ -549,7 +549,7 @@ def test_load_killed_at_any_point_leaves_a_complete_version(site, workshop, bund
 
 
 def test_plan_lists_changed_and_removed_items(workshop, bundle, newer):
-    """By kind and name, against what is remembered."""
+    """By kind and name, against the installed state."""
     old = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
     new = BundleManifest.decode((newer / "MANIFEST.json").read_bytes(), "MANIFEST.json")
     loaded = InstalledBundles().with_bundle(old, "x").find(old.name)

@@ -238,7 +238,7 @@ class TestKeys:
         ],
     )
     def test_key_is_valid_only_on_its_days(self, workshop, bundle, days, problem):
-        """Not yet, and not any more; both say what to do."""
+        """Too early and too late; both errors say what to do."""
         head = DirectorySource(bundle).head()
         key = TrustedKey(verifier_key=workshop.signer.verifier_key, **days)
         with pytest.raises(BundleRefusedError, match=problem):
@@ -367,7 +367,7 @@ class TestHostile:
                 BundleManifest.decode(other, "MANIFEST.json")
 
     def test_blob_without_an_item_is_refused(self, workshop, bundle):
-        """Signed or not, nothing travels unseen."""
+        """Even if it is signed: every blob belongs to an item."""
         manifest = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
         kept = [item for item in manifest.items if item.kind != "wheels"]
         index = json.loads((bundle / "index.json").read_bytes())
