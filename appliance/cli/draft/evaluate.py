@@ -21,13 +21,18 @@ from appliance.audit.entry import JSON, format_decimal
 from appliance.audit.entry_types import EntryType
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.draft.audit_steps import open_journal
-from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.comparison import Comparison, open_comparison
-from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData, evaluate, forget_work
+from appliance.drafts.evaluation.arms import Arm, choose_prompts
+from appliance.drafts.evaluation.evaluating import (
+    Comparison,
+    EvaluationSite,
+    HeldOutData,
+    evaluate,
+    forget_work,
+    open_comparison,
+)
 from appliance.drafts.evaluation.evaluation_page import render_page
 from appliance.drafts.evaluation.evaluation_worker import WorkerTemplate, available_memory, context_of
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.prompts import choose_prompts
 from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict, kind_name
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import save_evaluation
@@ -45,45 +50,28 @@ REASON_CHARACTERS = 1000
 """Maximum in the audit log; the report has all reasons."""
 STOPPED_BY_SIGNAL = 130
 
-CandidateArgument = Annotated[
-    str, typer.Argument(help="Digest of a registered draft, or a prefix.", metavar="CANDIDATE")
-]
-DatasetOption = Annotated[str, typer.Option("--dataset", help="Digest of a data set, or a prefix.")]
-TargetOption = Annotated[
-    Path | None, typer.Option("--target", help="Directory of the target; default: worker.model.")
-]
-IncumbentOption = Annotated[
-    str | None,
-    typer.Option(
-        "--incumbent",
-        help="Draft to compare with, or `none`; default: the draft in service.",
-        metavar="DRAFT",
-    ),
-]
-PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Maximum number of prompts.")]
-TokensOption = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Maximum length of an answer, in tokens.")
-]
-LimitOption = Annotated[
-    float | None,
-    typer.Option(
-        "--seconds-limit",
-        min=1,
-        help="Start no new round after this time. Run the command again to continue.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-
 
 def evaluate_draft(
-    candidate: CandidateArgument,
-    dataset: DatasetOption,
-    target: TargetOption = None,
-    incumbent: IncumbentOption = None,
-    prompts: PromptsOption = 64,
-    max_tokens: TokensOption = 128,
-    seconds_limit: LimitOption = None,
-    as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
+    candidate: Annotated[
+        str, typer.Argument(help="Digest of a registered draft, or a prefix.", metavar="CANDIDATE")
+    ],
+    dataset: Annotated[str, typer.Option(help="Digest of a data set, or a prefix.")],
+    target: Annotated[
+        Path | None, typer.Option(help="Directory of the target; default: worker.model.")
+    ] = None,
+    incumbent: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft to compare with, or `none`; default: the draft in service.", metavar="DRAFT"
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Maximum number of prompts.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = 128,
+    seconds_limit: Annotated[
+        float | None,
+        typer.Option(min=1, help="Start no new round after this time. Run the command again to continue."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,  # noqa: FBT002 - a flag of the command line
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:

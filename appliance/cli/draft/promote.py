@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from appliance.cli.common.admin_client import AdminApi, open_admin
-from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
-from appliance.drafts.promotion.gate import short
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, ask_gateway, settings_from
+from appliance.drafts.promotion.promotion import short
 from appliance.infra.settings import Settings
 
 POLL_SECONDS = 1.0
@@ -24,8 +24,7 @@ POLL_SECONDS = 1.0
 DowntimeOption = Annotated[
     bool,
     typer.Option(
-        "--allow-downtime",
-        help="Also restart the only worker of a model; its requests wait meanwhile.",
+        "--allow-downtime", help="Also restart the only worker of a model; its requests wait meanwhile."
     ),
 ]
 NoWaitOption = Annotated[
@@ -38,9 +37,7 @@ def promote(
     without_evaluation: Annotated[
         str | None,
         typer.Option(
-            "--without-evaluation",
-            metavar="REASON",
-            help="Skip the evaluation requirement; the reason goes into the audit log.",
+            metavar="REASON", help="Skip the evaluation requirement; the reason goes into the audit log."
         ),
     ] = None,
     allow_downtime: DowntimeOption = False,  # noqa: FBT002 - a flag
@@ -62,17 +59,14 @@ def promote(
 
 
 def rollback(
-    reason: Annotated[str, typer.Option("--reason", help="Reason for the audit log.")],
+    reason: Annotated[str, typer.Option(help="Reason for the audit log.")],
     to: Annotated[
         str | None,
         typer.Option(
-            "--to",
-            help="Digest of a draft that served before, `none` for worker.draft; default: the last one.",
+            help="Digest of a draft that served before, `none` for worker.draft; default: the last one."
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Model name, if several targets are served.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model name, if several targets are served.")] = None,
     allow_downtime: DowntimeOption = False,  # noqa: FBT002 - a flag
     no_wait: NoWaitOption = False,  # noqa: FBT002 - a flag
     url: UrlOption = None,
@@ -96,17 +90,11 @@ def status(
     data: DataOption = None,
 ) -> None:
     """Show the active draft of each target, the draft of each worker, and the latest promotions."""
-    settings = settings_from(config, data)
-
-    async def ask() -> dict[str, Any]:
-        async with open_admin(settings, url) as gateway:
-            return await gateway.get("drafts")
-
-    answer = asyncio.run(ask())
+    answer = ask_gateway(settings_from(config, data), url, "GET", "drafts")
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
-        return
-    _show(answer)
+    else:
+        _show(answer)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"promote": promote, "rollback": rollback, "status": status}
@@ -125,8 +113,7 @@ def _submit(
                 return wanted
             return await _follow(gateway, begun)
 
-    ended = asyncio.run(submit())
-    if ended != wanted:
+    if asyncio.run(submit()) != wanted:
         sys.exit(1)
 
 

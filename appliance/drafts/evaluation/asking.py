@@ -23,7 +23,7 @@ from appliance.serving.usage import count_of, object_of
 OK = 200
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 3600.0
-"""For a whole answer; longer than any answer of a live worker takes."""
+"""Longer than any answer of a live worker takes."""
 LIKELIEST = 5
 """Tokens requested at each position of the target's own answer: two, and room for ties."""
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - what vLLM writes for a token's text where ids are asked for
@@ -37,31 +37,26 @@ class Completion:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
-    """By draft position: drafts of which this token and all before it were accepted."""
     choices: tuple[tuple[LikelyToken, ...], ...] = ()
-    """By position: the likeliest tokens, if requested."""
 
     @property
     def accepted(self) -> int:
         return sum(self.accepted_at)
 
 
+@dataclass(frozen=True, slots=True)
 class CompletionClient:
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str, max_tokens: int) -> None:
-        self._session = session
-        self._url = f"{url}/v1/completions"
-        self._model = model
-        self._max_tokens = max_tokens
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    max_tokens: int
 
     @classmethod
     @asynccontextmanager
     async def open(cls, *, url: str, model: str, max_tokens: int) -> AsyncIterator["CompletionClient"]:
-        """
-        Open a client; leaving the context aborts requests in flight.
-
-        Every request has its own connection: a kept one may just have been closed by the worker.
-        """
+        """Open a client; leaving the context aborts requests in flight."""
         async with aiohttp.ClientSession(
+            # Every request has its own connection: a kept one may just have been closed by the worker.
             connector=aiohttp.TCPConnector(force_close=True),
             timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
             trust_env=False,
@@ -72,16 +67,11 @@ class CompletionClient:
     async def ask(
         self, prompt: Prompt, mode: Mode, *, max_tokens: int | None = None, likeliest: bool = False
     ) -> Completion:
-        """
-        Complete a prompt; `likeliest` requests the likeliest tokens at each position as well.
-
-        Raises:
-            WorkerFailedError: the worker did not answer, or not as requested.
-        """
+        """Complete a prompt; raises `WorkerFailedError`, also if the reply is not as requested."""
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "prompt": list(prompt.token_ids),
-            "max_tokens": max_tokens or self._max_tokens,
+            "max_tokens": max_tokens or self.max_tokens,
             "temperature": 0.0 if mode is Mode.GREEDY else TEMPERATURE,
             "seed": prompt.seed,
             "return_token_ids": True,
@@ -89,7 +79,9 @@ class CompletionClient:
         if likeliest:
             body |= {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
         try:
-            async with self._session.post(self._url, json=body, allow_redirects=False) as response:
+            async with self.session.post(
+                f"{self.url}/v1/completions", json=body, allow_redirects=False
+            ) as response:
                 status, text = response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
             raise WorkerFailedError(f"the worker did not answer: {type(error).__name__}") from error
@@ -107,8 +99,7 @@ def parse_completion(text: str, *, likeliest: bool = False) -> Completion:
         token_ids = tuple(int(token) for token in choice["token_ids"])
         choices = tuple(_likeliest(row) for row in choice["logprobs"]["top_logprobs"]) if likeliest else ()
         if likeliest and len(choices) != len(token_ids):
-            message = "there are not as many positions as tokens"
-            raise ValueError(message)  # noqa: TRY301 - one handler for all defects
+            raise ValueError("there are not as many positions as tokens")  # noqa: TRY301 - one handler
         drafting = object_of(object_of(content.get("metrics")).get("speculative_decoding"))
         return Completion(
             token_ids=token_ids,
@@ -158,7 +149,6 @@ def _accepted_at(histogram: object) -> tuple[int, ...]:
 
 
 def _likeliest(row: dict[str, Any]) -> tuple[LikelyToken, ...]:
-    """The likeliest tokens of one position, likeliest first."""
     found = {int(name.removeprefix(TOKEN_PREFIX)): float(logarithm) for name, logarithm in row.items()}
     if not found or not all(map(math.isfinite, found.values())):
         raise ValueError("a log probability is not finite")

@@ -37,8 +37,6 @@ Near = tuple[int, str, float]
 
 
 class Agreement(StrEnum):
-    """How an answer compares with the target's own."""
-
     SAME = "same"
     TIE = "tie"
     """At the first difference the target had two tokens within rounding of each other."""
@@ -49,15 +47,11 @@ class Agreement(StrEnum):
 class AnswerComparison:
     agreement: Agreement
     position: int | None = None
-    """Of the first token that differs."""
     gap: float | None = None
-    """How much less likely (log probability) the target had that token; None if it was not near."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelyToken:
-    """A likely token at some position of an answer."""
-
     token_id: int
     gap: float
     """Log probability of the likeliest token minus this one's; 0 for a tie."""

@@ -12,18 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.evaluation import aggregate, speed
-from appliance.drafts.evaluation.arms import TEMPERATURE, Arm, MeasurementPhase, Served, plan_schedule
-from appliance.drafts.evaluation.comparison import Comparison
+from appliance.drafts.evaluation import aggregate
+from appliance.drafts.evaluation.arms import (
+    TEMPERATURE,
+    Arm,
+    ChosenPrompts,
+    MeasurementPhase,
+    Served,
+    plan_schedule,
+    split_rounds,
+)
 from appliance.drafts.evaluation.equality import epsilon_of
 from appliance.drafts.evaluation.evaluation_worker import Say, WorkerTemplate
-from appliance.drafts.evaluation.prompts import ChosenPrompts, split_rounds
-from appliance.drafts.evaluation.results import (
-    ArmSpeed,
-    Evaluation,
-    EvaluationVerdict,
-    StepResult,
-)
+from appliance.drafts.evaluation.results import ArmSpeed, Evaluation, EvaluationVerdict, StepResult
 from appliance.drafts.evaluation.runner import EvaluationOptions, EvaluationRunner
 from appliance.drafts.evaluation.store import (
     FinishedSteps,
@@ -31,34 +32,96 @@ from appliance.drafts.evaluation.store import (
     evaluation_lock,
     storage_errors,
 )
-from appliance.drafts.evaluation.verdict import refusal_reasons
+from appliance.drafts.evaluation.verdict import objections, refusal_reasons
+from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.registry.active_draft import read_active_draft
+from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.training_record import parse_record
 from appliance.errors import DraftRefusedError
 from appliance.infra.files import write_private
+from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import DeviceKind
+from appliance.serving.weights import Weights, inspect_weights, load_weights
 
 FORMAT = 1
 """Of what is measured; another number discards finished steps of an earlier version."""
-WORK, LOGS, TOKEN = "work", "logs", "control.token"
-TOKEN_BYTES = 32
+WORK = "work"
+NO_DRAFT = "none"
+"""As `incumbent`: compare with the target alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The weights of an evaluation; every digest was computed from the bytes that will be served."""
+
+    target: Weights
+    candidate: Weights
+    incumbent: Weights | None
+    """None if the target serves without a draft."""
+    objections: tuple[str, ...]
+    """Why the candidate must not be loaded; one line each."""
+
+    @property
+    def arms(self) -> dict[Arm, Served]:
+        arms = {Arm.TARGET: Served(target=self.target)}
+        if self.incumbent is not None:
+            arms[Arm.INCUMBENT] = Served(target=self.target, draft=self.incumbent)
+        return arms | {Arm.CANDIDATE: Served(target=self.target, draft=self.candidate)}
+
+
+def open_comparison(
+    registry: DraftRegistry,
+    directory: Path,
+    settings: WorkerSettings,
+    *,
+    candidate: str,
+    target: Path | None = None,
+    incumbent: str | None = None,
+) -> Comparison:
+    """
+    Load and digest all weights; raises `DraftError`, and `ConfigurationError` if weights cannot be read.
+
+    `directory` is the registry's.  `candidate` and `incumbent` are digests or prefixes; `incumbent` may also
+    be `none`, or None for the draft in service.
+    """
+    weights = load_weights(target or settings.model)
+    revision = registry.find(candidate)
+    mine = load_weights(registry.weights(revision))
+    other = _incumbent(registry, directory, settings, weights.digest, incumbent)
+    if other is not None and other.digest == mine.digest:
+        message = f"{mine.digest} is the draft it would be compared with: there is nothing to evaluate"
+        raise DraftRefusedError(f"{message}; name another with --incumbent")
+    record, _wrong = parse_record(mine.training)
+    lint = lint_pair(weights, mine, context=settings.max_model_len)
+    found = objections(record, revision.target, weights.digest, lint)
+    return Comparison(target=weights, candidate=mine, incumbent=other, objections=found)
+
+
+def _incumbent(
+    registry: DraftRegistry, directory: Path, settings: WorkerSettings, target: str, name: str | None
+) -> Weights | None:
+    if name == NO_DRAFT:
+        return None
+    draft = read_active_draft(directory, target).draft if name is None else name
+    if draft is not None:
+        return load_weights(registry.weights(registry.find(draft)))
+    if settings.method != "eagle3" or settings.draft is None:
+        return None
+    inspect_weights(settings.draft)
+    return load_weights(settings.draft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutData:
-    """The held-out part of a data set."""
-
     digest: str
     """Of its manifest."""
     chosen: ChosenPrompts
     missing: int
-    """Samples that were erased."""
     withheld: int = 0
-    """Samples whose tenants withdrew their consent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSite:
-    """The machine, directory and settings of an evaluation."""
-
     directory: Path
     """Of the registry."""
     template: WorkerTemplate
@@ -85,76 +148,51 @@ async def evaluate(
     Measure and judge; return the report without saving it.
 
     A candidate with objections is refused without starting a worker.  `arms` replaces the weights that the
-    comparison names, to test the checks.
-
-    Raises:
-        DraftRefusedError: there is no prompt, or another process evaluates this draft.
-        DraftStorageError: finished steps cannot be written.
-        WorkerStartError: a worker does not start.
-        WorkerFailedError: a worker failed.
+    comparison names, to test the checks.  Raises `DraftRefusedError` if there is no prompt or another process
+    evaluates this draft, `DraftStorageError`, `WorkerStartError` and `WorkerFailedError`.
     """
     if comparison.objections:
-        return Evaluation(
-            **_header(comparison, data, options, site),
-            verdict=EvaluationVerdict.REFUSED,
-            reasons=comparison.objections,
-            compared=0,
-        )
+        header, refused = _header(comparison, data, options, site), EvaluationVerdict.REFUSED
+        return Evaluation(**header, verdict=refused, reasons=comparison.objections, compared=0)
     if not data.chosen.prompts:
-        message = f"data set {data.digest} has no held-out prompt that can be used: harvest more"
-        raise DraftRefusedError(message)
-    home = evaluation_directory(site.directory, comparison.candidate.digest)
+        raise DraftRefusedError(
+            f"data set {data.digest} has no held-out prompt that can be used: harvest more"
+        )
     serving = dict(arms or comparison.arms)
+    rounds = split_rounds(data.chosen.prompts)
+    incumbent = serving.get(Arm.INCUMBENT)
+    together = incumbent is not None and site.template.holds_two(
+        serving[Arm.CANDIDATE], incumbent, site.available_bytes
+    )
+    schedule = plan_schedule(len(rounds), incumbent=incumbent is not None, together=together)
+    home = evaluation_directory(site.directory, comparison.candidate.digest)
+    token, token_file = secrets.token_hex(32), home / "control.token"
     with evaluation_lock(home):
-        finished = FinishedSteps(home / WORK, _depends(data, options, site, serving))
-        schedule, results = await _measure(serving, data, options, site, home, finished)
+        with storage_errors(token_file):
+            write_private(token_file, token + "\n")
+        try:
+            runner = EvaluationRunner(
+                arms=serving,
+                rounds=rounds,
+                options=options,
+                plan=partial(site.template.plan, token_file=token_file),
+                token=token,
+                logs=home / "logs",
+                finished=FinishedSteps(home / WORK, _depends(data, options, site, serving)),
+                say=site.say,
+                clock=site.clock,
+            )
+            results = await runner.run(schedule)
+        finally:
+            token_file.unlink(missing_ok=True)
     return _report(comparison, data, options, site, schedule, results)
 
 
 def forget_work(directory: Path, draft: str) -> None:
-    """
-    Delete the finished steps of an evaluation, once its report is saved.
-
-    Raises:
-        DraftStorageError: they cannot be deleted.
-    """
+    """Delete the finished steps of an evaluation, once its report is saved; raises `DraftStorageError`."""
     home = evaluation_directory(directory, draft)
     with evaluation_lock(home):
         FinishedSteps(home / WORK, {}).clear()
-
-
-async def _measure(
-    arms: Mapping[Arm, Served],
-    data: HeldOutData,
-    options: EvaluationOptions,
-    site: EvaluationSite,
-    home: Path,
-    finished: FinishedSteps,
-) -> tuple[tuple[MeasurementPhase, ...], tuple[StepResult, ...]]:
-    token, token_file = secrets.token_hex(TOKEN_BYTES), home / TOKEN
-    rounds = split_rounds(data.chosen.prompts)
-    incumbent = arms.get(Arm.INCUMBENT)
-    together = incumbent is not None and site.template.holds_two(
-        arms[Arm.CANDIDATE], incumbent, site.available_bytes
-    )
-    schedule = plan_schedule(len(rounds), incumbent=incumbent is not None, together=together)
-    with storage_errors(token_file):
-        write_private(token_file, token + "\n")
-    try:
-        runner = EvaluationRunner(
-            arms=arms,
-            rounds=rounds,
-            options=options,
-            plan=partial(site.template.plan, token_file=token_file),
-            token=token,
-            logs=home / LOGS,
-            finished=finished,
-            say=site.say,
-            clock=site.clock,
-        )
-        return schedule, await runner.run(schedule)
-    finally:
-        token_file.unlink(missing_ok=True)
 
 
 def _depends(
@@ -191,24 +229,23 @@ def _report(
     evidence = aggregate.gather(results, list(comparison.arms), prompts, options.draft_tokens)
     header = _header(comparison, data, options, site)
     equalities, differences = aggregate.equalities(evidence, header["epsilon"])
-    lines, ratios = aggregate.lines(evidence), aggregate.length_ratios(evidence)
-    gains = {arm: speed.gains(results, arm) for arm in evidence.drafting}
-    speed_ratio = speed.speed_ratio(gains[Arm.CANDIDATE], gains.get(Arm.INCUMBENT))
-    complete = len(results) == sum(len(phase.steps) for phase in schedule)
+    lines = aggregate.lines(evidence)
+    gains = {arm: aggregate.gains(results, arm) for arm in evidence.drafting}
+    speeds = {arm: aggregate.speed_ratio(gains[arm], None) for arm in evidence.drafting}
     measured = Evaluation(
         **header,
         verdict=EvaluationVerdict.REFUSED,
         reasons=(),
         compared=evidence.compared,
         together=any(len(phase.arms) > 1 for phase in schedule),
-        complete=complete,
+        complete=len(results) == sum(len(phase.steps) for phase in schedule),
         lines=lines,
-        comparisons=ratios,
+        comparisons=aggregate.length_ratios(evidence),
         speeds=tuple(
-            ArmSpeed(arm=arm, gain=speed.speed_ratio(gains[arm], None), paces=speed.step_totals(results, arm))
-            for arm in evidence.drafting
+            ArmSpeed(arm=arm, gain=gain, paces=aggregate.step_totals(results, arm))
+            for arm, gain in speeds.items()
         ),
-        speed_ratio=speed_ratio,
+        speed_ratio=aggregate.speed_ratio(gains[Arm.CANDIDATE], gains.get(Arm.INCUMBENT)),
         equalities=equalities,
         differences=differences,
         expected=aggregate.expected(lines),

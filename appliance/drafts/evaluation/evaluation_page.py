@@ -9,11 +9,7 @@ from appliance.drafts.report_template import render_template
 from appliance.infra import svg
 
 WIDTH, LABELS, BAR, GAP, GROUP_GAP = 900, 190, 14, 3, 12
-NAMES = {
-    Arm.TARGET: "target alone",
-    Arm.INCUMBENT: "draft in service",
-    Arm.CANDIDATE: "candidate",
-}
+NAMES = {Arm.TARGET: "target alone", Arm.INCUMBENT: "draft in service", Arm.CANDIDATE: "candidate"}
 
 
 def render_page(evaluation: Evaluation) -> str:
@@ -89,7 +85,6 @@ def _facts(evaluation: Evaluation) -> dict[str, str]:
 
 
 def _bars(evaluation: Evaluation) -> Markup:
-    """Draw a group of bars for each kind of traffic, one bar per arm."""
     scale = (WIDTH - LABELS - 60) / evaluation.draft_tokens
     parts: list[Markup] = []
     top = 0

@@ -1,9 +1,8 @@
 """
 The workers of an evaluation: like the serving worker, but isolated from it.
 
-Loopback only, an offline environment, their own ports, logs and control token; nothing is shared with a
-serving worker.  They need memory in addition to it: on a GPU whose memory is taken, the worker fails to start
-and says so.
+Loopback only, an offline environment, their own ports, logs and control token.  They need memory in addition
+to it: on a GPU whose memory is taken, the worker fails to start and says so.
 """
 
 import asyncio
@@ -27,7 +26,6 @@ from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
 from appliance.sovereignty.environment import offline_environment
 
-LOOPBACK = "127.0.0.1"
 MODEL = "evaluated"
 PLUGIN = "appliance"
 """Our entry point in `vllm.general_plugins`."""
@@ -40,29 +38,20 @@ GPU_SHARE = 0.98
 """Maximum share of a GPU's memory for two workers."""
 PROGRESS_SECONDS = 10.0
 Say = Callable[[str], None]
-"""Prints one line of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTemplate:
-    """What all workers of one evaluation are started with."""
-
     settings: WorkerSettings
     """The `worker` section of the site."""
     device: Device
     python: str
-    """Interpreter to run vLLM with."""
     environment: Mapping[str, str]
     """Of the process that starts them."""
     choose_port: Callable[[str], int] = free_port
 
     def plan(self, served: Served, token_file: Path) -> LaunchPlan:
-        """
-        Plan the launch of a worker, whose control token is in `token_file`.
-
-        Raises:
-            ConfigurationError: the settings do not allow it.
-        """
+        """Plan the launch of a worker; raises `ConfigurationError` if the settings do not allow it."""
         chosen = worker_settings(self.settings, served)
         return plan_launch(
             chosen,
@@ -84,23 +73,17 @@ class WorkerTemplate:
         return str(fields.get("dtype") or fields.get("torch_dtype") or "unknown")
 
     def holds_two(self, first: Served, second: Served, available_bytes: int) -> bool:
-        """Whether both workers may run at the same time."""
         if self.device.kind is DeviceKind.GPU:
             return 2 * self.settings.gpu_memory_fraction <= GPU_SHARE
-        need = sum(
-            PROCESS_BYTES + self.settings.cpu_kv_cache_gib * GIB + CPU_NUMBER_BYTES * _parameters(served)
-            for served in (first, second)
-        )
-        return need <= available_bytes
+        models = (first.target, first.draft, second.target, second.draft)
+        tensors = [tensor for weights in models if weights is not None for tensor in weights.tensors.values()]
+        parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+        process = PROCESS_BYTES + self.settings.cpu_kv_cache_gib * GIB
+        return 2 * process + CPU_NUMBER_BYTES * parameters <= available_bytes
 
 
 def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
-    """
-    The site's settings, changed for an evaluation's worker.
-
-    Raises:
-        ConfigurationError: the site's worker spans several nodes, which an evaluation cannot start.
-    """
+    """The settings of an evaluation's worker; raises `ConfigurationError` if it would span several nodes."""
     if SEVERAL_NODES in settings.extra_arguments:
         message = "worker.extra_arguments make it one of several nodes, and an evaluation starts its workers"
         raise ConfigurationError(f"{message} on one: evaluate with settings for a single machine")
@@ -111,7 +94,7 @@ def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
             "method": "eagle3" if served.draft else "none",
             "task": "generate",
             "served_name": MODEL,
-            "host": LOOPBACK,
+            "host": "127.0.0.1",
             "port": 0,
             "max_num_seqs": min(settings.max_num_seqs, LARGEST_BATCH),
             "draft_token_schedule": None,
@@ -122,12 +105,7 @@ def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
 
 
 def context_of(settings: WorkerSettings, target: Weights) -> int:
-    """
-    Maximum context in tokens.
-
-    Raises:
-        ConfigurationError: neither the settings nor the target's config contain it.
-    """
+    """Maximum context in tokens; raises `ConfigurationError` if nothing names it."""
     longest = settings.max_model_len or language_model(target.config).get("max_position_embeddings")
     if not isinstance(longest, int):
         message = "neither worker.max_model_len nor the target's config.json give the maximum context"
@@ -145,15 +123,8 @@ def available_memory(meminfo: str) -> int:
     return 0
 
 
-def _parameters(served: Served) -> int:
-    models = [served.target, *([served.draft] if served.draft else [])]
-    return sum(math.prod(tensor.shape) for weights in models for tensor in weights.tensors.values())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWorker:
-    """A running worker and its clients."""
-
     arm: Arm
     worker: Worker
     client: CompletionClient
@@ -167,18 +138,8 @@ async def run_worker(
     """
     Run a worker while the context lasts; every process of it ends, also on an error or cancellation.
 
-    If this process is killed, the guardian above the worker ends it (`appliance.serving.guardian`).
-
-    Args:
-        arm: names the worker and its log.
-        plan: how it is started.
-        token: control token that its plugin expects.
-        max_tokens: maximum length of an answer.
-        logs: directory of its log.
-        say: prints the progress of the start.
-
-    Raises:
-        WorkerStartError: it does not start; names the reason and its log.
+    If this process is killed, the guardian above the worker ends it (`appliance.serving.guardian`).  Raises
+    `WorkerStartError`, which names the reason and the log.
     """
     reported = 0.0
 

@@ -36,8 +36,6 @@ class EvaluationModel(CanonicalModel):
 
 
 class ConfidenceInterval(EvaluationModel):
-    """An estimate with its 95 % confidence bounds."""
-
     value: float
     low: float
     high: float
@@ -45,31 +43,24 @@ class ConfidenceInterval(EvaluationModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDrafts:
-    """Drafting for one request."""
-
     drafts: int
     accepted: int
     """Accepted draft tokens, without the bonus tokens."""
 
 
 def student(freedom: int) -> float:
-    """Quantile 0.975 of Student's t."""
     return STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL + EXPANSION / freedom
 
 
 def acceptance_length(requests: Sequence[RequestDrafts], draft_tokens: int) -> ConfidenceInterval | None:
-    """
-    Mean tokens per draft with the bonus token; None without drafts.
-
-    With a single request the bounds are the possible range: 1 to 1 + K.
-    """
+    """Mean tokens per draft with the bonus token; None without drafts."""
     seen = [request for request in requests if request.drafts]
     if not seen:
         return None
     length, spread = _length(seen)
     most = 1.0 + draft_tokens
     if len(seen) < MIN_OBSERVATIONS:
-        return ConfidenceInterval(value=length, low=1.0, high=most)
+        return ConfidenceInterval(value=length, low=1.0, high=most)  # the possible range
     width = student(len(seen) - 1) * _deviation(spread)
     return ConfidenceInterval(value=length, low=max(1.0, length - width), high=min(most, length + width))
 

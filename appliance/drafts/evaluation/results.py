@@ -5,6 +5,7 @@ They contain numbers, trails (`equality`) and request ids, no content.
 """
 
 import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from appliance.drafts.evaluation.arms import Arm, MeasurementStep, Mode
 from appliance.drafts.evaluation.equality import Agreement, Near
 from appliance.drafts.evaluation.intervals import ConfidenceInterval, EvaluationModel
-from appliance.speculation.values import Expectation
+from appliance.speculation.values import Expectation, StepCounters
 
 
 class PromptResult(EvaluationModel):
@@ -21,7 +22,6 @@ class PromptResult(EvaluationModel):
     """Index among all prompts."""
     mode: Mode
     tokens: int
-    """Length of the answer."""
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
@@ -46,10 +46,29 @@ class StepTotals(EvaluationModel):
     """Sum of batch sizes."""
     tokens: int
 
+    @classmethod
+    def by_kind(cls, cells: Mapping[tuple[int, int], StepCounters]) -> "tuple[StepTotals, ...]":
+        """`cells` are by batch bucket and draft tokens."""
+        return tuple(
+            cls(
+                batch=batch,
+                draft_tokens=draft_tokens,
+                steps=cell.steps,
+                seconds=cell.seconds,
+                requests=cell.requests,
+                tokens=cell.tokens,
+            )
+            for (batch, draft_tokens), cell in sorted(cells.items())
+        )
+
+    @property
+    def counters(self) -> StepCounters:
+        return StepCounters(
+            steps=self.steps, seconds=self.seconds, requests=self.requests, tokens=self.tokens
+        )
+
 
 class StepResult(EvaluationModel):
-    """A finished step."""
-
     arm: Arm
     number: int
     answered: tuple[PromptResult, ...]
@@ -63,15 +82,11 @@ class StepResult(EvaluationModel):
 
 
 class EvaluationVerdict(StrEnum):
-    """Whether a draft may be tried on served traffic."""
-
     PASSED = "passed"
     REFUSED = "refused"
 
 
 class TrafficAspect(StrEnum):
-    """What acceptance is broken down by."""
-
     ALL = "all"
     MODE = "mode"
     CONTEXT = "context"
@@ -79,13 +94,10 @@ class TrafficAspect(StrEnum):
 
 
 def kind_name(aspect: TrafficAspect, value: str) -> str:
-    """A kind of traffic in messages and reports."""
     return value if aspect in {TrafficAspect.ALL, TrafficAspect.MODE} else f"{aspect} {value}"
 
 
 class AcceptanceLine(EvaluationModel):
-    """Acceptance of one arm's draft for one kind of traffic."""
-
     aspect: TrafficAspect
     value: str
     """Such as `greedy`, `0-1k`, or a template's label."""
@@ -101,7 +113,7 @@ class AcceptanceLine(EvaluationModel):
 
 
 class LengthRatio(EvaluationModel):
-    """Acceptance length of the candidate over that of the incumbent, for one kind of traffic."""
+    """Candidate over incumbent."""
 
     aspect: TrafficAspect
     value: str
@@ -124,13 +136,10 @@ class Equality(EvaluationModel):
     compared: int
     same: int
     ties: int
-    """First difference where the target had two tokens within `epsilon` of each other."""
     mismatches: int
 
 
 class Difference(EvaluationModel):
-    """An answer that differs from the target's own."""
-
     arm: Arm
     request_id: str
     agreement: Agreement
@@ -140,16 +149,7 @@ class Difference(EvaluationModel):
     """How much less likely (log probability) the target had that token; absent for more than 1."""
 
 
-class ExpectedAcceptance(EvaluationModel):
-    """What the candidate accepted of one kind of traffic, for later comparison."""
-
-    acceptance_length: float
-    draft_tokens: int
-
-
 class Evaluation(EvaluationModel):
-    """A report."""
-
     format: Literal[1] = 1
     draft: str
     """Digest of the candidate."""
@@ -172,10 +172,8 @@ class Evaluation(EvaluationModel):
     margin: float
     """Allowed loss of acceptance length and speed, as a share."""
     epsilon: float
-    """Difference of two log probabilities that counts as rounding."""
     prompts: int
     compared: int
-    """Prompts that every arm answered."""
     missing: int
     """Held-out samples that were erased."""
     withheld: int = 0
@@ -185,7 +183,6 @@ class Evaluation(EvaluationModel):
     together: bool = False
     """Whether both workers ran at the same time and alternated by round."""
     complete: bool = False
-    """Whether every step was measured."""
     lines: tuple[AcceptanceLine, ...] = ()
     comparisons: tuple[LengthRatio, ...] = ()
     speeds: tuple[ArmSpeed, ...] = ()
@@ -194,8 +191,8 @@ class Evaluation(EvaluationModel):
     equalities: tuple[Equality, ...] = ()
     differences: tuple[Difference, ...] = ()
     """The first ones, mismatches before ties."""
-    expected: dict[str, ExpectedAcceptance] = Field(default_factory=dict)
-    """By template label, and `all`."""
+    expected: dict[str, Expectation] = Field(default_factory=dict)
+    """What the candidate accepted, by template label, and `all`."""
 
     @property
     def digest(self) -> str:
@@ -209,18 +206,10 @@ class Evaluation(EvaluationModel):
 
     @property
     def acceptance_ratio(self) -> ConfidenceInterval | None:
-        """Acceptance length of the candidate over that of the incumbent, for all traffic."""
+        """Candidate over incumbent, for all traffic."""
         return next((each.ratio for each in self.comparisons if each.aspect is TrafficAspect.ALL), None)
 
-    @property
-    def expectations(self) -> dict[str, Expectation]:
-        """`expected` in the type that training records have."""
-        return {
-            kind: Expectation(acceptance_length=each.acceptance_length, draft_tokens=each.draft_tokens)
-            for kind, each in self.expected.items()
-        }
-
     def acceptance_length(self, arm: Arm) -> ConfidenceInterval | None:
-        """Acceptance length of an arm's draft for all traffic."""
+        """For all traffic."""
         found = (line for line in self.lines if line.aspect is TrafficAspect.ALL and line.arm is arm)
         return next((line.acceptance_length for line in found), None)

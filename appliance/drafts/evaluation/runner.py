@@ -3,80 +3,78 @@ Runs the schedule of an evaluation: starts workers, measures the steps that are 
 
 However it ends (last step, time limit, error, signal), no worker keeps running, and every finished step is on
 disk.
+
+A step is a round of prompts, asked of one arm's worker.  The target alone is asked greedily, with the
+likeliest tokens at each position.  An arm with a draft is asked greedily one at a time, then sampled several
+at a time, and then some of both again with drafting switched off.  Two processes of one program may differ in
+speed by a tenth for their whole life, so the gain of a draft is measured within one process, within about a
+minute, and only gains are compared.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from appliance.drafts.evaluation.arms import Arm, MeasurementPhase, MeasurementStep, Prompt, Served
+from appliance.drafts.evaluation.arms import Arm, MeasurementPhase, MeasurementStep, Mode, Prompt, Served
+from appliance.drafts.evaluation.asking import Completion, ask_all
+from appliance.drafts.evaluation.equality import near_tokens, trail_of
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, Say, run_worker
-from appliance.drafts.evaluation.measuring import PromptRound, measure, warm_up
-from appliance.drafts.evaluation.results import StepResult
+from appliance.drafts.evaluation.results import PromptResult, StepResult, StepTotals
 from appliance.drafts.evaluation.store import FinishedSteps
+from appliance.errors import WorkerFailedError
+from appliance.gateway.cost.saving import since
 from appliance.serving.launch import LaunchPlan
+from appliance.serving.plugin_client import SpeculationCommand
+from appliance.speculation.values import EngineReading, Reason, SpeculationMode
 
 MINUTE = 60
+AT_ONCE = 4
+"""Concurrent sampled requests."""
+NEAR = 1.0
+"""Alternatives to the target's tokens are kept if less likely by at most this (log probability)."""
+WARM_UP_TOKENS = 16
+WARM_UP_PROMPT = 8
+PLUGIN_SECONDS = 30.0
+ATTEMPTS, PAUSE_SECONDS = 4, 2.0
+"""Of requests to the plugin: on a busy machine the engine may answer too late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOptions:
     max_tokens: int
-    """Maximum length of an answer."""
     draft_tokens: int
     """Maximum draft tokens per step (K)."""
     seconds_limit: float | None = None
     """Start no new step after this time."""
 
 
+@dataclass(kw_only=True)
 class EvaluationRunner:
-    def __init__(
-        self,
-        *,
-        arms: Mapping[Arm, Served],
-        rounds: Sequence[Sequence[Prompt]],
-        options: EvaluationOptions,
-        plan: Callable[[Served], LaunchPlan],
-        token: str,
-        logs: Path,
-        finished: FinishedSteps,
-        say: Say,
-        clock: Callable[[], float],
-    ) -> None:
-        self._arms = arms
-        self._options = options
-        self._plan = plan
-        self._token = token
-        """Control token that the workers' plugins expect."""
-        self._logs = logs
-        """Directory of the workers' logs."""
-        self._finished = finished
-        self._say = say
-        self._clock = clock
-        """Monotonic seconds."""
-        self._rounds: list[PromptRound] = []
-        first = 0
-        for number, prompts in enumerate(rounds):
-            places = tuple(range(first, first + len(prompts)))
-            self._rounds.append(PromptRound(number=number, places=places, prompts=tuple(prompts)))
-            first += len(prompts)
-        self._took: list[float] = []
-        self._began = clock()
+    arms: Mapping[Arm, Served]
+    rounds: Sequence[tuple[Prompt, ...]]
+    options: EvaluationOptions
+    plan: Callable[[Served], LaunchPlan]
+    token: str
+    """Control token that the workers' plugins expect."""
+    logs: Path
+    finished: FinishedSteps
+    say: Say
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    _took: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
 
     async def run(self, schedule: Sequence[MeasurementPhase]) -> tuple[StepResult, ...]:
-        """
-        Measure the steps that are not finished; return all finished ones.
-
-        Raises:
-            WorkerStartError: a worker does not start.
-            WorkerFailedError: a worker failed.
-            DraftStorageError: a result cannot be written.
-        """
+        """Measure the steps that are not finished; return all finished ones."""
         steps = [step for phase in schedule for step in phase.steps]
-        done = {result.step: result for result in self._finished.open() if result.step in steps}
+        done = {result.step: result for result in self.finished.open() if result.step in steps}
         if done:
-            self._say(f"{len(done)} of {len(steps)} steps were finished before, and are kept")
+            self.say(f"{len(done)} of {len(steps)} steps were finished before, and are kept")
         for phase in schedule:
             left = phase.without(done)
             if left.steps and not self._is_late():
@@ -92,37 +90,136 @@ class EvaluationRunner:
                 workers[arm] = await stack.enter_async_context(
                     run_worker(
                         arm,
-                        self._plan(self._arms[arm]),
-                        token=self._token,
-                        max_tokens=self._options.max_tokens,
-                        logs=self._logs,
-                        say=self._say,
+                        self.plan(self.arms[arm]),
+                        token=self.token,
+                        max_tokens=self.options.max_tokens,
+                        logs=self.logs,
+                        say=self.say,
                     )
                 )
-                await warm_up(workers[arm], self._rounds[0].prompts[0])
+                await warm_up(workers[arm], self.rounds[0][0])
             for step in phase.steps:
                 if self._is_late():
                     return
-                began = self._clock()
-                result = await measure(
-                    workers[step.arm], self._rounds[step.number], draft_tokens=self._options.draft_tokens
-                )
-                self._finished.keep(result)
+                began = self.clock()
+                first = sum(map(len, self.rounds[: step.number]))
+                asked = PromptRound(number=step.number, first=first, prompts=self.rounds[step.number])
+                result = await measure(workers[step.arm], asked, draft_tokens=self.options.draft_tokens)
+                self.finished.keep(result)
                 done[step] = result
-                self._report(step, self._clock() - began, steps - len(done))
+                self._report(step, self.clock() - began, steps - len(done))
 
     def _is_late(self) -> bool:
-        limit = self._options.seconds_limit
-        return limit is not None and self._clock() - self._began >= limit
+        limit = self.options.seconds_limit
+        return limit is not None and self.clock() - self._began >= limit
 
     def _report(self, step: MeasurementStep, seconds: float, left: int) -> None:
         self._took.append(seconds)
-        mean = sum(self._took) / len(self._took)
-        line = f"{step.arm}: round {step.number + 1} of {len(self._rounds)} took {seconds:.0f} s"
-        self._say(f"{line}; {_time_left(left * mean)}" if left else line)
+        line = f"{step.arm}: round {step.number + 1} of {len(self.rounds)} took {seconds:.0f} s"
+        if left:
+            wait = left * sum(self._took) / len(self._took)
+            time = f"{wait:.0f} s" if wait < MINUTE else f"{wait / MINUTE:.0f} min"
+            line += f"; about {time} left, not counting worker starts"
+        self.say(line)
 
 
-def _time_left(seconds: float) -> str:
-    if seconds < MINUTE:
-        return f"about {seconds:.0f} s left, not counting worker starts"
-    return f"about {seconds / MINUTE:.0f} min left, not counting worker starts"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRound:
+    number: int
+    first: int
+    """Index of the first one among all prompts."""
+    prompts: tuple[Prompt, ...]
+
+
+async def warm_up(worker: EvaluationWorker, prompt: Prompt) -> None:
+    """Send short requests, so that one-time work is done before measuring."""
+    short = replace(prompt, token_ids=prompt.token_ids[:WARM_UP_PROMPT])
+    for mode in Mode:
+        await worker.client.ask(short, mode, max_tokens=WARM_UP_TOKENS)
+
+
+async def measure(worker: EvaluationWorker, asked: PromptRound, *, draft_tokens: int) -> StepResult:
+    """Measure one step with at most `draft_tokens` (K) per draft; may raise `WorkerFailedError`."""
+    if worker.arm is Arm.TARGET:
+        own = await ask_all(
+            partial(worker.client.ask, mode=Mode.GREEDY, likeliest=True), asked.prompts, at_once=1
+        )
+        return StepResult(arm=worker.arm, number=asked.number, answered=_results(Mode.GREEDY, asked, own))
+    before, problem = await _set_draft_tokens(worker, draft_tokens)
+    greedy = await _ask(worker, Mode.GREEDY, asked.prompts)
+    sampled = await _ask(worker, Mode.SAMPLED, asked.prompts)
+    answered = (*_results(Mode.GREEDY, asked, greedy), *_results(Mode.SAMPLED, asked, sampled))
+    if problem:
+        return StepResult(arm=worker.arm, number=asked.number, answered=answered, problem=problem)
+    paces = _paces(before, await _read(worker))
+    before, problem = await _set_draft_tokens(worker, 0)
+    if not problem:
+        # As many at once as with drafts: steps are compared within their batch bucket.
+        some = max((len(asked.prompts) + 1) // 2, min(AT_ONCE, len(asked.prompts)))
+        await _ask(worker, Mode.GREEDY, asked.prompts[: max(1, some // 2)])
+        await _ask(worker, Mode.SAMPLED, asked.prompts[:some])
+        paces += _paces(before, await _read(worker))
+    return StepResult(arm=worker.arm, number=asked.number, answered=answered, paces=paces, problem=problem)
+
+
+async def _ask(worker: EvaluationWorker, mode: Mode, prompts: tuple[Prompt, ...]) -> list[Completion]:
+    at_once = 1 if mode is Mode.GREEDY else AT_ONCE
+    return await ask_all(partial(worker.client.ask, mode=mode), prompts, at_once=at_once)
+
+
+def _results(mode: Mode, asked: PromptRound, answers: list[Completion]) -> tuple[PromptResult, ...]:
+    return tuple(
+        PromptResult(
+            prompt=place,
+            mode=mode,
+            tokens=len(answer.token_ids),
+            drafts=answer.drafts,
+            draft_tokens=answer.draft_tokens,
+            accepted=answer.accepted,
+            accepted_at=answer.accepted_at,
+            trail=trail_of(prompt, answer.token_ids) if mode is Mode.GREEDY else (),
+            near=near_tokens(prompt, answer.token_ids, answer.choices, epsilon=NEAR)
+            if answer.choices
+            else (),
+        )
+        for place, (prompt, answer) in enumerate(zip(asked.prompts, answers, strict=True), asked.first)
+    )
+
+
+async def _set_draft_tokens(worker: EvaluationWorker, draft_tokens: int) -> tuple[EngineReading, str]:
+    """Set the number of draft tokens for all batches; return the reading then, and why it cannot be set."""
+    reading = await _read(worker)
+    if reading.controllable and draft_tokens in reading.choices:
+        command = SpeculationCommand(
+            table=((1, reading.largest_batch, draft_tokens),),
+            mode=SpeculationMode.SPECULATIVE if draft_tokens else SpeculationMode.TARGET_ONLY,
+            reason=Reason.OPERATOR_OVERRIDE,
+        )
+        apply = partial(worker.speculation.apply, worker.worker, command, PLUGIN_SECONDS)
+        reading = await _with_retries(apply)
+    if not reading.controllable:
+        return reading, "; ".join(reading.problems) or "the worker's speculation cannot be controlled"
+    if draft_tokens not in reading.choices:
+        return reading, f"the worker cannot draft {draft_tokens} tokens"
+    return reading, ""
+
+
+async def _read(worker: EvaluationWorker) -> EngineReading:
+    return await _with_retries(partial(worker.speculation.read, worker.worker, PLUGIN_SECONDS))
+
+
+async def _with_retries(ask: Callable[[], Awaitable[EngineReading]]) -> EngineReading:
+    """Ask the plugin again if that fails: these requests are idempotent."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await ask()
+        except WorkerFailedError:
+            await asyncio.sleep(PAUSE_SECONDS)
+    return await ask()
+
+
+def _paces(before: EngineReading, after: EngineReading) -> tuple[StepTotals, ...]:
+    """Differences of two readings; raises `WorkerFailedError` if the engine restarted between them."""
+    if before.epoch != after.epoch:
+        raise WorkerFailedError("the worker restarted during the measurement: see its log")
+    return StepTotals.by_kind(since(after.steps, before.steps))

@@ -25,16 +25,10 @@ from appliance.speculation.values import Expectation
 
 EVALUATIONS, REPORT, PAGE = "evaluations", "report.json", "report.html"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
-KEY_DIGITS = 32
 
 
 def evaluation_directory(directory: Path, draft: str) -> Path:
-    """
-    The directory of a draft's evaluation, in that of the registry.
-
-    Raises:
-        DraftNotFoundError: `draft` is not a digest.
-    """
+    """In that of the registry; raises `DraftNotFoundError` if `draft` is not a digest."""
     found = DIGEST.fullmatch(draft)
     if found is None:
         raise DraftNotFoundError(f"{draft!r} is no digest of a draft: it is sha256: and 64 hex digits")
@@ -42,13 +36,7 @@ def evaluation_directory(directory: Path, draft: str) -> Path:
 
 
 def load_evaluation(directory: Path, draft: str) -> Evaluation | None:
-    """
-    Read the latest report about a draft; None if there is none.
-
-    Raises:
-        DraftRefusedError: the report was altered, or is about another draft.
-        DraftStorageError: it cannot be read.
-    """
+    """The latest report about a draft, if any; raises `DraftRefusedError` and `DraftStorageError`."""
     path = evaluation_directory(directory, draft) / REPORT
     with storage_errors(path):
         try:
@@ -62,26 +50,15 @@ def load_evaluation(directory: Path, draft: str) -> Evaluation | None:
 
 
 def load_measured(directory: Path, draft: str, target: str) -> dict[str, Expectation]:
-    """
-    The acceptance that a complete evaluation with this target measured, by kind of traffic; may be empty.
-
-    Raises:
-        DraftRefusedError: the report was altered, or is about another draft.
-        DraftStorageError: it cannot be read.
-    """
+    """What a complete evaluation with this target measured, if there is one; raises as `load_evaluation`."""
     evaluation = load_evaluation(directory, draft)
     if evaluation is None or not evaluation.complete or evaluation.target != target:
         return {}
-    return evaluation.expectations
+    return evaluation.expected
 
 
 def save_evaluation(directory: Path, evaluation: Evaluation, page: str) -> Path:
-    """
-    Write a report and its HTML page durably, over earlier ones; return the report's path.
-
-    Raises:
-        DraftStorageError: it cannot be written.
-    """
+    """Write a report and its HTML page durably; return the report's path; raises `DraftStorageError`."""
     home = evaluation_directory(directory, evaluation.draft)
     with storage_errors(home):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,13 +71,12 @@ class FinishedSteps:
     """
     The finished steps of one evaluation; every method raises `DraftStorageError`.
 
-    Their directory is named by a hash of everything the results depend on, so that an evaluation with other
-    prompts, weights or settings never finds them.
+    The hash in their path is of everything the results depend on: another evaluation never finds them.
     """
 
     def __init__(self, directory: Path, depends: Mapping[str, Any]) -> None:
         self._all = directory
-        self._own = directory / hashlib.sha256(canonical(depends)).hexdigest()[:KEY_DIGITS]
+        self._own = directory / hashlib.sha256(canonical(depends)).hexdigest()[:32]
 
     def open(self) -> tuple[StepResult, ...]:
         """Read them, and delete those of other evaluations and damaged ones, which are measured again."""
@@ -112,7 +88,6 @@ class FinishedSteps:
             return tuple(self._read())
 
     def keep(self, result: StepResult) -> None:
-        """Write a finished step durably."""
         with storage_errors(self._own):
             write_private(self._own / f"{result.arm}-{result.number}.json", result.encode().decode())
 
@@ -141,13 +116,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def evaluation_lock(directory: Path) -> Iterator[None]:
-    """
-    Hold the exclusive lock of one candidate's evaluation; the kernel releases it if the process is killed.
-
-    Raises:
-        DraftRefusedError: another process holds it.
-        DraftStorageError: the directory cannot be created.
-    """
+    """Exclusive for one candidate's evaluation; the kernel releases it if the process is killed."""
     with storage_errors(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:

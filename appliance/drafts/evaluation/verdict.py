@@ -17,8 +17,6 @@ MIN_PROMPTS = 8
 """Intervals of fewer are not reliable."""
 TRAINING_RULES = "training-"
 """Prefix of the lint rules about the training record."""
-SHOWN_DIGITS = 19
-"""Characters of a digest in a reason: `sha256:` and twelve digits."""
 NAMES = {Arm.CANDIDATE: "its", Arm.INCUMBENT: "the incumbent's"}
 
 
@@ -49,16 +47,12 @@ def refusal_reasons(measured: Evaluation, speed_problem: str) -> tuple[str, ...]
         if equality.mismatches
     ]
     if not measured.complete:
-        reasons.append(
-            "the time was over before every round was measured: the same command goes on from there"
-        )
-        return tuple(reasons)
+        reason = "the time was over before every round was measured: the same command goes on from there"
+        return (*reasons, reason)
     if measured.compared < MIN_PROMPTS:
-        reasons.append(
-            f"too few prompts for a decision: {measured.compared} were answered by every arm, and "
-            f"{MIN_PROMPTS} are needed; evaluate with more --prompts, or harvest more"
-        )
-        return tuple(reasons)
+        answered = f"{measured.compared} were answered by every arm, and {MIN_PROMPTS} are needed"
+        few = f"too few prompts for a decision: {answered}; evaluate with more --prompts, or harvest more"
+        return (*reasons, few)
     against = "the target's alone"
     if measured.incumbent is not None:
         against = "the incumbent's"
@@ -70,7 +64,6 @@ def refusal_reasons(measured: Evaluation, speed_problem: str) -> tuple[str, ...]
 def _weigh(
     what: str, ratio: ConfidenceInterval | None, against: str, margin: float, problem: str
 ) -> list[str]:
-    """The reason to refuse a draft by one ratio, if any."""
     limit = 1.0 - margin
     if ratio is None:
         why = problem or "too few prompts for a decision"
@@ -85,4 +78,4 @@ def _weigh(
 
 
 def _short(digest: str) -> str:
-    return digest[:SHOWN_DIGITS]
+    return digest[:19]  # `sha256:` and twelve digits

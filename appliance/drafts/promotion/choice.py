@@ -1,7 +1,7 @@
 """
 Which draft a worker starts with, decided before every start on the machine that starts it.
 
-    candidate, while its promotion is under way ─► active draft ─► `worker.draft`
+    candidate, while its promotion runs ─► active draft ─► `worker.draft`
 
 A draft that cannot be found, read or verified, belongs to another target or fails lint is never started;
 the next in this order is.  So whatever happens to a gateway or to the registry, a worker starts with a
@@ -25,8 +25,6 @@ from appliance.serving.weights import Weights, inspect_weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A draft that could not be started."""
-
     draft: str
     """Digest; empty if unknown."""
     why: str
@@ -39,7 +37,6 @@ class Choice:
     draft: Weights | None = None
     """None for that of the settings."""
     findings: tuple[Finding, ...] = ()
-    """Lint warnings."""
     is_trial: bool = False
     problems: tuple[Problem, ...] = ()
 
@@ -71,9 +68,9 @@ class DraftChooser:
                 return replace(tried, is_trial=True)
         # Without a valid candidate, or once its promotion is over, the active draft counts.
         if active.draft is not None:
-            active_choice = self._load(active.draft, problems, None)
-            if active_choice is not None:
-                return replace(active_choice, problems=tuple(problems))
+            chosen = self._load(active.draft, problems, None)
+            if chosen is not None:
+                return replace(chosen, problems=tuple(problems))
         return Choice(problems=tuple(problems))
 
     def _load(self, digest: str, problems: list[Problem], promotion: str | None) -> Choice | None:
@@ -89,8 +86,9 @@ class DraftChooser:
             findings = lint_pair(self.target, weights, context=self.context)
             errors = [finding for finding in findings if finding.severity is Severity.ERROR]
             if errors:
-                message = f"draft {digest} does not fit: {errors[0].message}; {errors[0].advice}"
-                raise DraftRefusedError(message)
+                raise DraftRefusedError(
+                    f"draft {digest} does not fit: {errors[0].message}; {errors[0].advice}"
+                )
         except (ApplianceError, OSError, ValueError) as error:
             problems.append(Problem(draft=digest, why=_line(error), promotion=promotion))
             return None

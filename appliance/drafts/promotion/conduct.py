@@ -10,19 +10,19 @@ step the new draft is active, and only the promotion's file does not say so yet.
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import RecycleResult
 from appliance.drafts.lint.lint import lint_pair, refuse_errors
-from appliance.drafts.promotion.gate import NONE, short
-from appliance.drafts.promotion.promotion import PromotionStage
+from appliance.drafts.promotion.promotion import NONE, PromotionStage, short
 from appliance.drafts.promotion.promotion_run import (
     POLL_SECONDS,
     RETRY_SECONDS,
     EndedError,
     LeaseLostError,
     PromotionRun,
+    restored,
 )
 from appliance.drafts.promotion.trial import (
     LEAST_WINDOWS,
@@ -46,14 +46,13 @@ from appliance.speculation.values import Reason
 KEPT = 16
 """Former drafts that a rollback can go back to."""
 SILENT_SECONDS = 10.0
-"""How long the canary worker may be unhealthy before it counts as dead."""
+"""An unhealthy canary worker counts as dead after this time."""
 ABSENT_SECONDS = 60.0
 """How long to wait for a worker that is not in the pool: a new gateway may not have discovered it yet."""
 
 
 async def promote(run: PromotionRun, revision: Revision, recent: RecentCounts) -> None:
-    """Take a draft into service, or roll everything back."""
-    recycler, title = run.targets.recycler, run.promotion.title
+    recycler, title = run.parts.recycler, run.promotion.title
     try:
         recycler.reserve(title)
         await _promote(run, revision, recent)
@@ -77,20 +76,17 @@ async def promote(run: PromotionRun, revision: Revision, recent: RecentCounts) -
 
 
 async def abandon(run: PromotionRun, ended: EndedError) -> None:
-    """Roll a promotion back and end it."""
-    step = {PromotionStage.REFUSED: "refused", PromotionStage.FAILED: "failed"}.get(
-        ended.outcome, "interrupted"
-    )
-    await run.record_ended(step, ended.reason, ended.actor)
-    await run.move_with_retry(
-        PromotionStage.RETURNING, ended.reason, outcome=ended.outcome, reason=ended.reason
-    )
+    outcome, reason = ended.outcome, ended.reason
+    step = str(outcome) if outcome in {PromotionStage.REFUSED, PromotionStage.FAILED} else "interrupted"
+    await run.record_ended(step, reason, ended.actor)
+    await run.move_with_retry(PromotionStage.RETURNING, reason, outcome=outcome, reason=reason)
     await roll_back(run, actor=ended.actor)
 
 
 async def roll_back(run: PromotionRun, *, actor: str | None = None) -> None:
     """Restart every worker with the draft in service, and end a promotion or rollback that is `returning`."""
-    await run.retry_until_done(run.restore_active)
+    # From here on workers start without the draft.
+    await run.retry_until_done(lambda: run.change_active(lambda active: restored(active, run.promotion)))
     actor = actor or run.promotion.actor
     await roll_back_workers(run, actor)
     promotion = run.promotion
@@ -107,13 +103,8 @@ async def roll_back(run: PromotionRun, *, actor: str | None = None) -> None:
     await run.move_with_retry(outcome, f"draft {short(promotion.incumbent)} is in service")
 
 
-async def finish(run: PromotionRun) -> None:
-    """Write that it is in service, after a crash between the change of the active draft and that note."""
-    await run.move_with_retry(PromotionStage.PROMOTED, "in service; noted by the next gateway")
-
-
 async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) -> None:
-    promotion, parts = run.promotion, run.parts
+    promotion = run.promotion
     await asyncio.to_thread(_check_weights, run, revision)
     canary = WorkerId(promotion.canary or "")
     trial = _trial(run, canary, recent)
@@ -122,22 +113,20 @@ async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) 
         lambda active: replace(active, promotion=promotion.promotion_id, candidate=promotion.draft)
     )
     await _equip(run, canary)
-    equipped = run.targets.pool.snapshot(canary)
+    equipped = run.parts.pool.snapshot(canary)
     await run.record_tried("canary", worker=canary)
     await run.move(PromotionStage.TRIAL, f"worker {canary} serves with it")
-    judgement = await run_canary(run, canary, replace(trial, began=run.targets.clock()), equipped)
+    judgement = await run_canary(run, canary, replace(trial, began=run.parts.clock()), equipped)
     await run.record_tried("trial", worker=canary, **judgement.numbers.audit_fields())
     if judgement.verdict is not TrialVerdict.PASSED:
         raise EndedError(PromotionStage.REFUSED, judgement.reason)
     await run.move(PromotionStage.ROLLOUT, judgement.reason)
     await _roll_out(run)
-    active = await asyncio.to_thread(read_active_draft, parts.directory, promotion.target)
-    known = {
-        "previous_draft": promotion.incumbent,
-        "evaluation": (promotion.evaluation or "").removeprefix("sha256:"),
-    }
+    active = await asyncio.to_thread(read_active_draft, run.parts.directory, promotion.target)
+    evaluation = (promotion.evaluation or "").removeprefix("sha256:")
+    known = {"previous_draft": promotion.incumbent, "evaluation": evaluation}
     # Recorded before it takes effect: if the log refuses the entry, nothing changes and all is rolled back.
-    await parts.record(
+    await run.parts.record(
         EntryType.DRAFT_PROMOTED,
         model=promotion.model,
         draft=promotion.draft,
@@ -155,7 +144,6 @@ async def _promote(run: PromotionRun, revision: Revision, recent: RecentCounts) 
 
 
 def _check_weights(run: PromotionRun, revision: Revision) -> None:
-    """Verify the draft's bytes, and lint it against the target if that is on this machine."""
     path = run.parts.open_registry().weights(revision)
     local = run.parts.local
     if local is not None and local.digest == revision.target:
@@ -165,39 +153,36 @@ def _check_weights(run: PromotionRun, revision: Revision) -> None:
 
 def _trial(run: PromotionRun, canary: WorkerId, recent: RecentCounts) -> Trial:
     """The trial with the counts from before any restart: none of them can be measured later."""
-    settings = run.parts.drafts
-    rules = TrialRules(
-        drafts=settings.trial_drafts, seconds=settings.trial_seconds, margin=settings.trial_margin
-    )
-    members = run.targets.members(run.promotion.target)
-    mates = [seen.worker.worker_id for seen in members if seen.worker.worker_id != canary]
+    drafts = run.parts.drafts
+    rules = TrialRules(drafts=drafts.trial_drafts, seconds=drafts.trial_seconds, margin=drafts.trial_margin)
+    mates = [seen.worker.worker_id for seen in run.members if seen.worker.worker_id != canary]
     before = recent.counts((canary,))
     if mates:
         return Trial(rules=rules, handicaps=handicaps(before, recent.counts(mates)))
-    if before.drafts < LEAST_WINDOWS * rules.window:
-        reason = (
-            f"worker {canary} is the only one, and made {before.drafts} drafts of late: too few to compare "
-            f"with; begin once it made {LEAST_WINDOWS * rules.window} in ten minutes"
-        )
+    least = LEAST_WINDOWS * rules.window
+    if before.drafts < least:
+        made = f"worker {canary} is the only one, and made {before.drafts} drafts of late"
+        reason = f"{made}: too few to compare with; begin once it made {least} in ten minutes"
         raise EndedError(PromotionStage.REFUSED, reason)
     return Trial(rules=rules, reference=before)
 
 
 async def _equip(run: PromotionRun, worker_id: WorkerId) -> None:
     """Restart a worker with the draft as soon as the recycler allows it; `EndedError` if that fails."""
-    promotion, targets = run.promotion, run.targets
+    promotion, parts = run.promotion, run.parts
     candidate = CandidateDraft(draft=promotion.draft, promotion=promotion.promotion_id)
-    deadline = targets.clock() + run.parts.recycle.start_seconds
+    deadline = parts.clock() + parts.recycle.start_seconds
     while True:
-        await targets.ensure_acting()
-        refused = targets.refusal(worker_id, promotion)
+        await run.ensure_acting()
+        refused = run.refusal(worker_id)
         if refused is None:
             break
-        run.report_waiting(refused)
-        if targets.clock() >= deadline:
+        run.raise_if_cancelled()
+        run.set_waits(refused)
+        if parts.clock() >= deadline:
             raise ControlRefusedError(refused)
-        await targets.sleep(POLL_SECONDS)
-    result = await targets.restart(worker_id, promotion, actor=promotion.actor, candidate=candidate)
+        await parts.sleep(POLL_SECONDS)
+    result = await run.restart(worker_id, actor=promotion.actor, candidate=candidate)
     if result is not RecycleResult.RECYCLED:
         reason = f"worker {worker_id} did not come back with it ({result}): its log says why"
         raise EndedError(PromotionStage.FAILED, reason)
@@ -210,25 +195,17 @@ async def run_canary(
     """
     Compare the canary worker with the others until the trial is decided or its time is up.
 
-    The promotion shows the current numbers at all times.  While the monitor keeps either side from drafting
-    there is nothing to compare, and the trial waits.
-
-    Args:
-        run: the promotion.
-        canary: the worker that has the draft.
-        trial: at its start.
-        equipped: the worker when it came back with the draft: another process must not replace it.
-
-    Raises:
-        EndedError: the canary died, its drafts collapsed and the others' did not, or an operator cancelled.
+    `equipped` is the worker when it came back with the draft: another process must not replace it.  While the
+    monitor keeps either side from drafting there is nothing to compare, and the trial waits.
     """
-    mine, theirs, process = WorkerCounters(), WorkerCounters(), _CanaryProcess(canary, equipped)
+    epoch = equipped.reading.epoch if equipped is not None and equipped.reading is not None else ""
+    mine, theirs, process = WorkerCounters(), WorkerCounters(), _CanaryProcess(canary, epoch)
     judgement, judged = judge(trial, trial.began), 0
     while True:
-        await run.targets.sleep(POLL_SECONDS)
-        await run.targets.ensure_acting()
+        await run.parts.sleep(POLL_SECONDS)
+        await run.ensure_acting()
         run.raise_if_cancelled()
-        now = run.targets.clock()
+        now = run.parts.clock()
         seen = process.check(run, now)
         mates = _comparable(run, canary)
         if seen is not None and seen.reading is not None:
@@ -251,22 +228,20 @@ async def run_canary(
 
 
 def has_collapsed(seen: WorkerSnapshot) -> bool:
-    """Whether the monitor's verdict is that a worker's drafts are nearly useless."""
     return seen.decision.verdict is Reason.COLLAPSED
 
 
+@dataclass
 class _CanaryProcess:
     """The canary worker's process, which must stay the same from its admission to the end of the trial."""
 
-    def __init__(self, canary: WorkerId, equipped: WorkerSnapshot | None) -> None:
-        self._canary = canary
-        reading = equipped.reading if equipped is not None else None
-        self._epoch = reading.epoch if reading is not None else ""
-        self._silent_since: float | None = None
+    _canary: WorkerId
+    _epoch: str
+    _silent_since: float | None = None
 
     def check(self, run: PromotionRun, now: float) -> WorkerSnapshot | None:
         """The worker now; None while it is unhealthy; raises `EndedError` if it restarted or is dead."""
-        seen = run.targets.pool.snapshot(self._canary)
+        seen = run.parts.pool.snapshot(self._canary)
         if seen is None:
             raise EndedError(PromotionStage.FAILED, f"worker {self._canary} has left the pool")
         if not seen.healthy:
@@ -285,10 +260,9 @@ class _CanaryProcess:
 
 
 def _comparable(run: PromotionRun, canary: WorkerId) -> tuple[WorkerSnapshot, ...]:
-    """The other workers of the target that serve the draft in service."""
     return tuple(
         seen
-        for seen in run.targets.members(run.promotion.target)
+        for seen in run.members
         if seen.worker.worker_id != canary and seen.healthy and seen.draft == run.promotion.incumbent
     )
 
@@ -304,7 +278,7 @@ async def _roll_out(run: PromotionRun) -> None:
     while True:
         run.raise_if_cancelled()
         draft = run.promotion.draft
-        members = run.targets.members(run.promotion.target)
+        members = run.members
         failing = [seen for seen in members if seen.draft == draft and has_collapsed(seen)]
         if failing and not all(map(has_collapsed, members)):
             worker = failing[0].worker.worker_id
@@ -321,48 +295,43 @@ async def _roll_out(run: PromotionRun) -> None:
 
 
 async def roll_back_workers(run: PromotionRun, actor: str) -> None:
-    """
-    Restart the workers that have the promotion's draft, one at a time, until none is left.
-
-    It waits without limit while the last worker of a model may not be restarted.  A worker that restarts by
-    itself meanwhile starts with the draft in service.
-    """
-    targets, began = run.targets, run.targets.clock()
+    """Restart all workers that have the draft, one at a time; waits without limit until each may restart."""
+    parts, began = run.parts, run.parts.clock()
     done: set[WorkerId] = set()
     not_before: dict[WorkerId, float] = {}
     while True:
-        await targets.ensure_acting()
+        await run.ensure_acting()
         left = [
             seen.worker.worker_id
-            for seen in targets.members(run.promotion.target)
+            for seen in run.members
             if seen.draft == run.promotion.draft and seen.worker.worker_id not in done
         ]
-        absent = _absent(run, targets.clock() - began)
+        absent = _absent(run, parts.clock() - began)
         if not left and not absent:
             return
         why = f"worker {absent[0]} is not back yet" if absent else None
         free: WorkerId | None = None
         for worker_id in left:
-            refused = targets.refusal(worker_id, run.promotion)
+            refused = run.refusal(worker_id)
             if refused is not None:
                 why = refused
-            elif targets.clock() >= not_before.get(worker_id, began):
+            elif parts.clock() >= not_before.get(worker_id, began):
                 free = worker_id
                 break
         if free is None:
             run.set_waits(why)
-            await targets.sleep(POLL_SECONDS)
+            await parts.sleep(POLL_SECONDS)
         elif await _is_rolled_back(run, free, actor):
             done.add(free)
         else:
-            not_before[free] = targets.clock() + RETRY_SECONDS
+            not_before[free] = parts.clock() + RETRY_SECONDS
 
 
 async def _is_rolled_back(run: PromotionRun, worker_id: WorkerId, actor: str) -> bool:
-    """Restart one worker with the draft in service; whether it is back, with that draft or with none."""
+    """Whether one worker, restarted with the draft in service, is back with that draft or with none."""
     await run.move_with_retry(PromotionStage.RETURNING, f"worker {worker_id} is given back")
     try:
-        result = await run.targets.restart(worker_id, run.promotion, actor=actor, candidate=None)
+        result = await run.restart(worker_id, actor=actor, candidate=None)
     except ControlRefusedError:
         return False
     return result in {RecycleResult.RECYCLED, RecycleResult.WITHOUT_DRAFT}
@@ -374,7 +343,7 @@ def _absent(run: PromotionRun, seconds: float) -> list[str]:
         return []  # a worker that starts from now on starts with the draft in service
     found: list[str] = []
     for name in run.promotion.workers:
-        seen = run.targets.pool.snapshot(WorkerId(name))
+        seen = run.parts.pool.snapshot(WorkerId(name))
         is_absent = seen is None and seconds < ABSENT_SECONDS
         if is_absent or (seen is not None and not seen.leaving and not (seen.healthy and seen.weights)):
             found.append(name)

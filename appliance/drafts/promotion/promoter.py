@@ -7,15 +7,17 @@ back, since the draft in service never changed.  A rollback is continued.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from appliance.audit.entry_types import EntryType
 from appliance.drafts.evaluation.store import load_evaluation
-from appliance.drafts.promotion.conduct import abandon, finish, promote, roll_back
-from appliance.drafts.promotion.gate import (
+from appliance.drafts.promotion.conduct import abandon, promote, roll_back
+from appliance.drafts.promotion.promotion import (
     NONE,
+    Promotion,
+    PromotionStage,
     check_evaluation,
     choose_canary,
     incumbent_of,
@@ -24,45 +26,30 @@ from appliance.drafts.promotion.gate import (
     short,
     target_of,
 )
-from appliance.drafts.promotion.promotion import Promotion, PromotionStage
 from appliance.drafts.promotion.promotion_run import (
     RETRY_SECONDS,
     EndedError,
     LeaseLostError,
     PromotionParts,
     PromotionRun,
+    PromotionStore,
 )
-from appliance.drafts.promotion.store import PromotionStore
 from appliance.drafts.promotion.trial_counts import RecentCounts
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.drafts.registry.revision import Revision
-from appliance.errors import (
-    ConfigurationError,
-    ControlRefusedError,
-    DraftRefusedError,
-    DraftStorageError,
-)
+from appliance.errors import ConfigurationError, ControlRefusedError, DraftRefusedError, DraftStorageError
 from appliance.infra.lease import require_lease
 from appliance.serving.worker import WorkerSnapshot
 
 POLL_SECONDS = 1.0
 SHOWN = 10
-"""Newest promotions that are listed."""
 
 
 class Promoter:
-    def __init__(
-        self,
-        parts: PromotionParts,
-        *,
-        new_id: Callable[[], str],
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, parts: PromotionParts, *, new_id: Callable[[], str]) -> None:
+        """Ids that `new_id` makes sort by time."""
         self._parts = parts
-        self._targets = parts.targets
         self._new_id = new_id
-        """Makes ids that sort by time."""
-        self._sleep = sleep
         self._store = PromotionStore(parts.directory)
         self._recent = RecentCounts()
         self._run: PromotionRun | None = None
@@ -84,7 +71,7 @@ class Promoter:
                 except Exception as defect:
                     # A defect here must not end the gateway; the draft in service does not change.
                     self._parts.logger.exception("promotion_failed", error=type(defect).__name__)
-                await self._sleep(POLL_SECONDS)
+                await self._parts.sleep(POLL_SECONDS)
         finally:
             await asyncio.shield(self.stop())
 
@@ -102,26 +89,22 @@ class Promoter:
         """
         Begin a promotion of the draft `name` (digest or prefix); returns once on disk and in the audit log.
 
-        Without a passed evaluation it needs the reason `without_evaluation`.
-
-        Raises:
-            ControlRefusedError: no lease here, another promotion is under way, or no worker may restart now.
-            DraftNotFoundError: no draft has this name.
-            DraftRefusedError: its signature or evaluation forbid it, or it is in service already.
-            DraftStorageError: the registry cannot be read or written.
-            AuditError: the log takes no entry.
+        Without a passed evaluation it needs the reason `without_evaluation`.  Raises `ControlRefusedError`
+        without the lease, during another promotion or if no worker may restart; `DraftError`; `AuditError`.
         """
         async with self._begin():
             revision, active = await asyncio.to_thread(self._find, name)
-            members = self._targets.members(revision.target)
+            members = self._parts.members(revision.target)
             incumbent = incumbent_of(active, members)
             _refuse_needless(revision, incumbent, members)
             evaluation: str | None = None
+            basis = f"without evaluation: {without_evaluation}"
             if without_evaluation is None:
                 report = await asyncio.to_thread(load_evaluation, self._parts.directory, revision.digest)
                 evaluation = check_evaluation(revision, report, incumbent)
+                basis = f"on evaluation {short(evaluation)}"
             canary = choose_canary(
-                members, lambda worker: self._targets.recycler.refusal(worker, allow_downtime=allow_downtime)
+                members, lambda worker: self._parts.recycler.refusal(worker, allow_downtime=allow_downtime)
             )
             begun = Promotion(
                 promotion_id=self._new_id(),
@@ -138,12 +121,10 @@ class Promoter:
                 allow_downtime=allow_downtime,
                 canary=canary,
             )
-            promotion = begun.moved(PromotionStage.BEGUN, _begun_text(begun), self._parts.now())
+            text = f"draft {short(revision.digest)} for {short(incumbent)}, {basis}"
+            promotion = begun.moved(PromotionStage.BEGUN, text, self._parts.now())
             run = PromotionRun(self._parts, promotion)
-            why = (
-                {} if without_evaluation is None else {"reason": f"without evaluation: {without_evaluation}"}
-            )
-            await run.record_tried("begun", **why)
+            await run.record_tried("begun", **({"reason": basis} if evaluation is None else {}))
             try:
                 await asyncio.to_thread(self._store.write, promotion)
             except DraftStorageError as error:
@@ -156,17 +137,7 @@ class Promoter:
     async def roll_back(
         self, *, to: str | None, reason: str, actor: str, model: str | None, allow_downtime: bool
     ) -> Promotion:
-        """
-        Begin a rollback of the draft in service, or cancel the promotion under way.
-
-        `to` is as in `rollback_draft`; `model` chooses the target, if several are served.
-
-        Raises:
-            ControlRefusedError: no lease here, or there is nothing to roll back.
-            DraftNotFoundError: no draft that served before has this name.
-            DraftStorageError: the registry cannot be read or written.
-            AuditError: the log takes no entry.
-        """
+        """Begin a rollback to `to` (see `rollback_draft`), or cancel the running promotion."""
         running = self._running()
         if running is not None and running.promotion.stage is not PromotionStage.RETURNING:
             require_lease(is_held=self.is_acting)
@@ -176,7 +147,7 @@ class Promoter:
             running.cancel(reason, actor)
             return running.promotion
         async with self._begin():
-            target = target_of(self._targets.pool.snapshots, model)
+            target = target_of(self._parts.pool.snapshots, model)
             active = await asyncio.to_thread(read_active_draft, self._parts.directory, target)
             former = rollback_draft(active, to)
             known, _ = await asyncio.to_thread(self._store.list)
@@ -185,7 +156,7 @@ class Promoter:
                 promotion_id=self._new_id(),
                 kind="rollback",
                 target=target,
-                model=_model_of(self._targets.members(target)),
+                model=_model_of(self._parts.members(target)),
                 draft=active.draft or "",
                 incumbent=former or "",
                 actor=actor,
@@ -213,27 +184,14 @@ class Promoter:
             return promotion
 
     async def promotions(self) -> tuple[Promotion, ...]:
-        """
-        The newest promotions and rollbacks, newest first, the running one with its current numbers.
-
-        Raises:
-            DraftStorageError: the registry cannot be read.
-        """
+        """The newest first, the running one with its current numbers; raises `DraftStorageError`."""
         kept, _ = await asyncio.to_thread(self._store.list)
         running = self._running()
-        live = running.promotion if running is not None else None
-        return tuple(
-            live if live is not None and live.promotion_id == each.promotion_id else each
-            for each in kept[:SHOWN]
-        )
+        live = {running.promotion.promotion_id: running.promotion} if running is not None else {}
+        return tuple(live.get(each.promotion_id, each) for each in kept[:SHOWN])
 
     async def active_drafts(self) -> tuple[ActiveDraft, ...]:
-        """
-        The active draft of each target that a worker serves.
-
-        Raises:
-            DraftStorageError: the registry cannot be read.
-        """
+        """The active draft of each target that a worker serves; raises `DraftStorageError`."""
         targets = sorted({seen.weights for seen in self.workers if seen.weights})
         return tuple(
             [await asyncio.to_thread(read_active_draft, self._parts.directory, target) for target in targets]
@@ -241,12 +199,11 @@ class Promoter:
 
     @property
     def workers(self) -> tuple[WorkerSnapshot, ...]:
-        return self._targets.pool.snapshots
+        return self._parts.pool.snapshots
 
     @property
     def is_acting(self) -> bool:
-        """Whether this gateway holds the control lease, so that promotions can begin here."""
-        return self._targets.is_acting()
+        return self._parts.is_acting()
 
     def _find(self, name: str) -> tuple[Revision, ActiveDraft]:
         try:
@@ -258,7 +215,7 @@ class Promoter:
 
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[None]:
-        """Let one request at a time begin something, and none while a promotion is under way."""
+        """Let one request at a time begin something, and none while a promotion runs."""
         require_lease(is_held=self.is_acting)
         running = self._running()
         if running is not None:
@@ -288,7 +245,7 @@ class Promoter:
             # On disk it is not over, so recovery tries again; the draft in service does not change.
             self._has_recovered = False
             self._parts.logger.exception("promotion_failed", error=type(defect).__name__)
-            await self._sleep(RETRY_SECONDS)
+            await self._parts.sleep(RETRY_SECONDS)
 
     async def _tick(self) -> None:
         # Counts from before a change cannot be measured afterwards.
@@ -297,7 +254,7 @@ class Promoter:
             for seen in self.workers
             if seen.healthy and seen.reading is not None
         }
-        self._recent.observe(readings, self._targets.clock())
+        self._recent.observe(readings, self._parts.clock())
         is_busy = self._running() is not None or self._beginning.locked()
         if not self.is_acting:
             self._has_recovered = False
@@ -327,14 +284,14 @@ class Promoter:
             self._start(run, self._end(run))
 
     async def _end(self, run: PromotionRun) -> None:
-        """End a promotion that another gateway left."""
         promotion = run.promotion
         if promotion.stage is PromotionStage.RETURNING:
             await roll_back(run)
             return
         active = await asyncio.to_thread(read_active_draft, self._parts.directory, promotion.target)
         if active.draft == promotion.draft and active.promotion is None:
-            await finish(run)
+            # It crashed between the change of the active draft and the note of that.
+            await run.move_with_retry(PromotionStage.PROMOTED, "in service; noted by the next gateway")
             return
         await abandon(run, EndedError(PromotionStage.INTERRUPTED, "the gateway that ran it has ended"))
 
@@ -351,10 +308,3 @@ def _refuse_needless(revision: Revision, incumbent: str, members: tuple[WorkerSn
 
 def _model_of(members: tuple[WorkerSnapshot, ...]) -> str:
     return next((served.name for seen in members for served in seen.models), "unknown")
-
-
-def _begun_text(promotion: Promotion) -> str:
-    basis = f"without evaluation: {promotion.without_evaluation}"
-    if promotion.evaluation is not None:
-        basis = f"on evaluation {short(promotion.evaluation)}"
-    return f"draft {short(promotion.draft)} for {short(promotion.incumbent)}, {basis}"

@@ -1,16 +1,18 @@
 """
 A promotion or rollback while it runs: its steps on disk and in the audit log, and the workers it restarts.
 
-Every step is on disk before it is taken.  On the way into service an audit entry that cannot be written
-stops the promotion (fails closed); on the way back it is logged and ignored (fails open), so that a full
-audit log keeps no bad draft in service.
+Every step is on disk (`promotions/<id>.json` in the registry) before it is taken: after a crash the file is
+at most one step ahead, and ending the promotion is the same either way.
+
+On the way into service an audit entry that cannot be written stops the promotion (fails closed); on the way
+back it is logged and ignored (fails open), so that a full audit log keeps no bad draft in service.
 
 Nothing is done without the control lease: coroutines here and in `conduct` raise `LeaseLostError` once this
 gateway has lost it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,16 @@ from typing import Any
 from appliance.audit.entry import format_time
 from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import Recycler, RecycleResult
-from appliance.drafts.promotion.gate import NONE
-from appliance.drafts.promotion.promotion import Promotion, PromotionStage
-from appliance.drafts.promotion.store import PromotionStore
-from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft, write_active_draft
+from appliance.drafts.promotion.promotion import NONE, Promotion, PromotionStage, decode
+from appliance.drafts.registry.active_draft import (
+    ACTIVE_DRAFTS,
+    ActiveDraft,
+    read_active_draft,
+    write_active_draft,
+)
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.errors import ApplianceError, DraftStorageError
+from appliance.infra.files import write_private
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import DraftSettings, RecycleSettings
@@ -36,8 +42,9 @@ POLL_SECONDS = 0.5
 RETRY_SECONDS = 15.0
 """Between two attempts of a step that failed and must be done."""
 GRACE_SECONDS = 3.0
-"""How long the control lease may be missing before the promotion is left to its next holder; shorter than
-any lease lasts."""
+"""How long the control lease may be missing; shorter than any lease lasts."""
+STORED = 100
+"""Promotions on disk; older ones are in the audit log only."""
 
 
 class LeaseLostError(Exception):
@@ -52,57 +59,6 @@ class EndedError(Exception):
         self.outcome = outcome
         self.reason = reason
         self.actor = actor
-        """The operator who cancelled it, if one did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetPool:
-    """The workers of one target, restarted one at a time within the rules of the recycler."""
-
-    pool: WorkerPool
-    recycler: Recycler
-    is_acting: Callable[[], bool]
-    """Whether this gateway holds the control lease."""
-    clock: Callable[[], float]
-    """Monotonic seconds."""
-    sleep: Callable[[float], Awaitable[object]]
-    """In seconds of that clock."""
-
-    def members(self, target: str) -> tuple[WorkerSnapshot, ...]:
-        """The workers that report this target; a worker without our plugin reports none."""
-        return tuple(seen for seen in self.pool.snapshots if seen.weights == target and not seen.leaving)
-
-    def refusal(self, worker_id: WorkerId, promotion: Promotion) -> str | None:
-        """Why a worker may not be restarted now; None if it may."""
-        return self.recycler.refusal(
-            worker_id, holder=promotion.title, allow_downtime=promotion.allow_downtime
-        )
-
-    async def ensure_acting(self) -> None:
-        """Wait for the lease for `GRACE_SECONDS`, then raise `LeaseLostError`."""
-        deadline = self.clock() + GRACE_SECONDS
-        while not self.is_acting():
-            if self.clock() >= deadline:
-                raise LeaseLostError
-            await self.sleep(POLL_SECONDS)
-
-    async def restart(
-        self, worker_id: WorkerId, promotion: Promotion, *, actor: str, candidate: CandidateDraft | None
-    ) -> RecycleResult:
-        """Restart one worker, with the draft in service if `candidate` is None."""
-        task = self.recycler.begin(
-            worker_id,
-            with_draft=True,
-            reason=Reason.OPERATOR_OVERRIDE,
-            actor=actor,
-            note=promotion.title,
-            candidate=candidate,
-            holder=promotion.title,
-            allow_downtime=promotion.allow_downtime,
-        )
-        # `wait` does not pass a cancellation on: a restart is never left half done.
-        await asyncio.wait({task})
-        return RecycleResult.CANCELLED if task.cancelled() else task.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +73,13 @@ class LocalTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionParts:
-    """Dependencies of promotions, built by the composition root."""
-
-    targets: TargetPool
+    pool: WorkerPool
+    recycler: Recycler
+    is_acting: Callable[[], bool]
+    """Whether this gateway holds the control lease."""
+    clock: Callable[[], float]
+    """Monotonic seconds, also those of `sleep`."""
+    sleep: Callable[[float], Awaitable[object]]
     directory: Path
     """Of the registry."""
     open_registry: Callable[[], DraftRegistry]
@@ -137,10 +97,71 @@ class PromotionParts:
         """RFC 3339."""
         return format_time(int(self.wall_clock() * 1000))
 
+    def members(self, target: str) -> tuple[WorkerSnapshot, ...]:
+        """The workers that report this target; a worker without our plugin reports none."""
+        return tuple(seen for seen in self.pool.snapshots if seen.weights == target and not seen.leaving)
+
+
+class PromotionStore:
+    """The promotions of one registry; for one thread at a time.  Its methods raise `DraftStorageError`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._registry = directory
+        self._directory = directory / "promotions"
+
+    def write(self, promotion: Promotion) -> None:
+        path = self._path(promotion.promotion_id)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(path, promotion.encode() + "\n")
+        except OSError as error:
+            raise DraftStorageError(f"cannot write {path} ({error.strerror}): make room there") from error
+
+    def list(self) -> tuple[tuple[Promotion, ...], tuple[str, ...]]:
+        """The promotions, newest first, and the names of damaged files."""
+        try:
+            # Ids begin with the time, so their order is chronological.
+            files = sorted(self._directory.glob("*.json"), reverse=True)
+        except OSError as error:
+            message = f"cannot read {self._directory} ({error.strerror}): give this account access to it"
+            raise DraftStorageError(message) from error
+        found: list[Promotion] = []
+        unreadable: list[str] = []
+        for file in files:
+            try:
+                found.append(decode(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError, RecursionError):
+                unreadable.append(file.name)
+        return tuple(found), tuple(unreadable)
+
+    def prune(self) -> None:
+        """Delete the oldest that are over; raises `OSError` too."""
+        promotions, _ = self.list()
+        for promotion in promotions[STORED:]:
+            if promotion.is_over:
+                self._path(promotion.promotion_id).unlink(missing_ok=True)
+
+    def clear_orphaned_promotions(self, known: Collection[str]) -> tuple[str, ...]:
+        """Remove promotions not in `known` from active-draft files; return those changed or damaged."""
+        changed: list[str] = []
+        for file in sorted((self._registry / ACTIVE_DRAFTS).glob("*.json")):
+            try:
+                active = read_active_draft(self._registry, f"sha256:{file.stem}")
+            except DraftStorageError:
+                # Damaged: a worker falls back to the draft of its settings.
+                changed.append(file.name)
+                continue
+            # Without its own file a promotion never ends: workers would keep starting with its draft.
+            if active.promotion is not None and active.promotion not in known:
+                write_active_draft(self._registry, replace(active, promotion=None, candidate=None))
+                changed.append(file.name)
+        return tuple(changed)
+
+    def _path(self, promotion_id: str) -> Path:
+        return self._directory / f"{promotion_id}.json"
+
 
 class PromotionRun:
-    """One promotion or rollback that this gateway carries out."""
-
     def __init__(self, parts: PromotionParts, promotion: Promotion) -> None:
         self.parts = parts
         self.promotion = promotion
@@ -149,26 +170,50 @@ class PromotionRun:
         self._cancelled: EndedError | None = None
 
     @property
-    def targets(self) -> TargetPool:
-        return self.parts.targets
+    def members(self) -> tuple[WorkerSnapshot, ...]:
+        return self.parts.members(self.promotion.target)
+
+    def refusal(self, worker_id: WorkerId) -> str | None:
+        """Why a worker may not be restarted now; None if it may."""
+        title, allow_downtime = self.promotion.title, self.promotion.allow_downtime
+        return self.parts.recycler.refusal(worker_id, holder=title, allow_downtime=allow_downtime)
+
+    async def ensure_acting(self) -> None:
+        """Wait for the lease for `GRACE_SECONDS`, then raise `LeaseLostError`."""
+        deadline = self.parts.clock() + GRACE_SECONDS
+        while not self.parts.is_acting():
+            if self.parts.clock() >= deadline:
+                raise LeaseLostError
+            await self.parts.sleep(POLL_SECONDS)
+
+    async def restart(
+        self, worker_id: WorkerId, *, actor: str, candidate: CandidateDraft | None
+    ) -> RecycleResult:
+        """Restart one worker, with the draft in service if `candidate` is None."""
+        task = self.parts.recycler.begin(
+            worker_id,
+            with_draft=True,
+            reason=Reason.OPERATOR_OVERRIDE,
+            actor=actor,
+            note=self.promotion.title,
+            candidate=candidate,
+            holder=self.promotion.title,
+            allow_downtime=self.promotion.allow_downtime,
+        )
+        # `wait` does not pass a cancellation on: a restart is never left half done.
+        await asyncio.wait({task})
+        return RecycleResult.CANCELLED if task.cancelled() else task.result()
 
     def cancel(self, reason: str, actor: str) -> None:
         """Roll it back at its next step."""
         self._cancelled = EndedError(PromotionStage.ROLLED_BACK, reason, actor)
 
     def raise_if_cancelled(self) -> None:
-        """Raise `EndedError` if an operator rolled it back."""
         if self._cancelled is not None:
             raise self._cancelled
 
     def set_waits(self, what: str | None) -> None:
-        """Show operators what it waits for."""
         self.promotion = replace(self.promotion, waits=what)
-
-    def report_waiting(self, what: str) -> None:
-        """As `set_waits`, on the way into service; raises `EndedError` if cancelled."""
-        self.raise_if_cancelled()
-        self.set_waits(what)
 
     async def move(self, stage: PromotionStage, text: str, **changes: Any) -> None:  # noqa: ANN401 - as `replace`
         """Write the next step to disk; if that raises `DraftStorageError`, it must not be taken."""
@@ -184,13 +229,13 @@ class PromotionRun:
     async def retry_until_done(self, step: Callable[[], Awaitable[None]]) -> None:
         """Repeat a step while the disk refuses it."""
         while True:
-            await self.targets.ensure_acting()
+            await self.ensure_acting()
             try:
                 await step()
             except DraftStorageError as error:
                 self.parts.logger.error("promotion_step_retried", error=str(error))  # noqa: TRY400 - one line says it
                 self.set_waits(str(error))
-                await self.targets.sleep(RETRY_SECONDS)
+                await self.parts.sleep(RETRY_SECONDS)
             else:
                 return
 
@@ -198,18 +243,9 @@ class PromotionRun:
         await self.retry_until_done(lambda: self.move(stage, text, **changes))
 
     async def change_active(self, change: Callable[[ActiveDraft], ActiveDraft]) -> None:
-        """
-        Change which draft is in service or on trial.
-
-        Raises:
-            DraftStorageError: it cannot be read or written; nothing changed.
-        """
-        await self.targets.ensure_acting()
+        """Change which draft is in service or on trial; nothing changed if it raises `DraftStorageError`."""
+        await self.ensure_acting()
         await asyncio.to_thread(self._change_active, change)
-
-    async def restore_active(self) -> None:
-        """Take the draft out of service or trial: workers start without it from now on.  May be repeated."""
-        await self.change_active(lambda active: restored(active, self.promotion))
 
     async def record_tried(self, step: str, **fields: Any) -> None:  # noqa: ANN401 - see the registry
         """Record a step on the way into service; raises `AuditError`: then it must not be taken."""
@@ -221,7 +257,6 @@ class PromotionRun:
         await self.record_best_effort(EntryType.DRAFT_TRIED, **fields | ({"actor": actor} if actor else {}))
 
     async def record_best_effort(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - see the registry
-        """Append an audit entry; a refusal is logged, not raised."""
         try:
             await self.parts.record(entry_type, **fields)
         except ApplianceError as error:

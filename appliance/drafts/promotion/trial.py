@@ -1,25 +1,22 @@
 """
 Is a new draft as good as the one in service?  A sequential test that may be evaluated at any time.
 
-Both drafts serve at the same time on their own workers.  Each time both have made `window` more drafts, a
-*window* is closed.  A window gives two logarithms of a ratio, new draft over incumbent: of acceptance
-lengths, at the greatest depth that both drafted to; and of tokens per engine second and request, over the
-batch buckets and numbers of draft tokens (K) that both have steps of.  The draft passes once both means
-are, with confidence, above the allowed loss, and is refused once either is, with confidence, below it.  The
-means have confidence sequences, which hold at all times together, so testing after every window adds no
-error.
+Each time both drafts, on their own workers, have made `window` more drafts, a *window* is closed.  It gives
+two logarithms of a ratio, new draft over incumbent: of acceptance lengths, at the greatest depth that both
+drafted to; and of tokens per engine second and request, over the batch buckets and numbers of draft tokens
+(K) that both have steps of.  The draft passes once both means are, with confidence, above the allowed loss,
+and is refused once either is below it.  The bounds hold at all times together, so every window may be tested.
 
-The interval is the two-sided normal mixture (Robbins, "Statistical methods related to the law of the
-iterated logarithm", Ann. Math. Statist. 41, 1970; Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform,
-nonparametric, nonasymptotic confidence sequences", Ann. Statist. 49, 2021): for a sum S of n standard
-normal variables, |S| stays below sqrt((n + rho) log((n + rho) / (rho alpha^2))) for all n with
-probability 1 - alpha.  With an estimated variance it holds asymptotically (Waudby-Smith, Arbour, Sinha,
-Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", 2021).  The
-variance is that between windows, with the correlation of neighbouring windows, shrunk towards twice the
-variance of independent drafts: drafts of one request are correlated.
+The interval is the two-sided normal mixture (Robbins, "Statistical methods related to the law of the iterated
+logarithm", Ann. Math. Statist. 41, 1970; Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform, nonparametric,
+nonasymptotic confidence sequences", Ann. Statist. 49, 2021): for a sum S of n standard normal variables, |S|
+stays below sqrt((n + rho) log((n + rho) / (rho alpha^2))) for all n with probability 1 - alpha.  With an
+estimated variance it holds asymptotically (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform
+central limit theory and asymptotic confidence sequences", 2021).  The variance is that between windows, with
+the correlation of neighbouring windows, shrunk towards twice the variance of independent drafts: drafts of
+one request are correlated.
 
-Two machines differ in speed.  How much faster or slower the canary worker's steps were than the others'
-before its draft was changed is subtracted from its speed, and its uncertainty is added.
+Machines differ in speed: how much faster the canary worker's steps were before the change is subtracted.
 
 Fails closed: a trial that is undecided at its time limit refuses the draft.
 """
@@ -38,8 +35,7 @@ from appliance.speculation.goodput import CORRELATED, LEAST_STEPS, Estimate, acc
 from appliance.speculation.values import StepCounters
 
 ALPHA = 0.05
-"""Two-sided error of each measure: a draft that loses exactly what is allowed is refused by each with a
-probability of at most 2.5 %."""
+"""Two-sided error of each measure: it refuses a draft that loses exactly what is allowed in at most 2.5 %."""
 RHO = 6.0
 """The interval is tightest after about sixty windows."""
 WINDOWS = 20
@@ -69,7 +65,6 @@ class TrialRules:
     drafts: int
     """Minimum drafts of the new draft."""
     seconds: float
-    """Time limit."""
     margin: float
     """Allowed loss of either measure, as a share."""
 
@@ -86,8 +81,6 @@ class TrialRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSample:
-    """One measure in one window."""
-
     value: float
     """Logarithm of the ratio."""
     variance: float
@@ -124,35 +117,26 @@ class MeanBounds:
 class TrialJudgement:
     verdict: TrialVerdict
     reason: str
-    """One line."""
     numbers: TrialNumbers
 
 
 def handicaps(canary: DraftCounts, others: DraftCounts) -> Mapping[Kind, Estimate]:
-    """
-    Logarithm of how much faster the canary worker's steps are than the others', by kind, with one draft.
-
-    Tokens per step are left out: they depend on the text, not on the machine.
-    """
+    """How much faster the canary worker's steps are than the others' with one draft, by kind (logarithms)."""
     found: dict[Kind, Estimate] = {}
     for kind in canary.cells.keys() & others.cells.keys():
         mine, theirs = canary.cells[kind], others.cells[kind]
         if min(mine.steps, theirs.steps) < BASE_STEPS:
             continue
         if min(mine.seconds, theirs.seconds) > 0:
+            # Without tokens per step, which depend on the text, not on the machine.
             mean = math.log(theirs.seconds_per_step / mine.seconds_per_step)
-            found[kind] = Estimate(
-                mean=mean, variance=CORRELATED * (_variance_of_mean(mine) + _variance_of_mean(theirs))
-            )
+            variance = CORRELATED * (_variance_of_mean(mine) + _variance_of_mean(theirs))
+            found[kind] = Estimate(mean=mean, variance=variance)
     return MappingProxyType(found)
 
 
 def follow(trial: Trial, canary: DraftCounts, others: DraftCounts) -> Trial:
-    """
-    Update the counts since the trial began, and close a window if both sides have enough drafts.
-
-    `others` is ignored if the trial has a reference.
-    """
+    """Close a window if both sides have enough drafts; `others` is ignored if the trial has a reference."""
     trial = replace(trial, canary=canary, others=others)
     mine = canary.since(trial.marks[0])
     theirs = trial.reference if trial.reference is not None else others.since(trial.marks[1])
@@ -172,26 +156,21 @@ def follow(trial: Trial, canary: DraftCounts, others: DraftCounts) -> Trial:
 
 def judge(trial: Trial, now: float) -> TrialJudgement:
     rules, threshold = trial.rules, trial.rules.threshold
-    found = {
-        "acceptance length": interval(trial.lengths),
-        "tokens per engine second": interval(trial.speeds),
-    }
+    found = {"acceptance length": interval(trial.lengths), "tokens per engine second": interval(trial.speeds)}
     numbers = _numbers(trial, found["tokens per engine second"])
     for name, bounds in found.items():
         if bounds is not None and bounds.upper < threshold:
             reason = f"its {name} is {_described(bounds)}, and {1 - rules.margin:.1%} is the least allowed"
             return TrialJudgement(verdict=TrialVerdict.WORSE, reason=reason, numbers=numbers)
-    known = [bounds for bounds in found.values() if bounds is not None]
-    is_safe = len(known) == len(found) and all(bounds.lower >= threshold for bounds in known)
+    is_safe = all(bounds is not None and bounds.lower >= threshold for bounds in found.values())
     summary = "; ".join(
         f"{name} {_described(bounds)}" for name, bounds in found.items() if bounds is not None
     )
     if is_safe and trial.canary.drafts >= rules.drafts:
         return TrialJudgement(verdict=TrialVerdict.PASSED, reason=summary, numbers=numbers)
     if now - trial.began < rules.seconds:
-        return TrialJudgement(
-            verdict=TrialVerdict.CONTINUE, reason=summary or "too few drafts yet", numbers=numbers
-        )
+        reason = summary or "too few drafts yet"
+        return TrialJudgement(verdict=TrialVerdict.CONTINUE, reason=reason, numbers=numbers)
     reason = f"undecided after {rules.seconds:g} s: {_lacking(trial)}{summary or 'nothing could be compared'}"
     return TrialJudgement(verdict=TrialVerdict.UNDECIDED, reason=reason, numbers=numbers)
 
@@ -295,15 +274,13 @@ def _described(bounds: MeanBounds) -> str:
 
 
 def _lacking(trial: Trial) -> str:
-    """Which side had too few drafts or steps to decide."""
     sides = [("the new draft", trial.canary)]
     if trial.reference is None:
         sides.append(("the one in service", trial.others))
-    few = [
-        f"{name} made {counts.drafts} drafts" for name, counts in sides if counts.drafts < trial.rules.drafts
-    ]
+    least = trial.rules.drafts
+    few = [f"{name} made {counts.drafts} drafts" for name, counts in sides if counts.drafts < least]
     if few:
-        return " and ".join(few) + f" of at least {trial.rules.drafts} (no traffic, or drafting is stopped); "
+        return f"{' and '.join(few)} of at least {least} (no traffic, or drafting is stopped); "
     if len(trial.speeds) < LEAST_WINDOWS:
         return "steps of one batch size and number of draft tokens were too few on both sides together; "
     return ""

@@ -7,6 +7,8 @@ are kept, and the new ones are added.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import zip_longest
 from types import MappingProxyType
 
 from appliance.serving.worker import WorkerId
@@ -18,8 +20,6 @@ Kind = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """Drafts by position, and steps by kind."""
-
     drafts: int = 0
     accepted: tuple[int, ...] = ()
     """Drafts whose tokens were accepted up to each position."""
@@ -28,11 +28,19 @@ class DraftCounts:
     cells: Mapping[Kind, StepCounters] = field(default_factory=lambda: MappingProxyType({}))
     """Steps that drafted."""
 
-    def plus(self, other: "DraftCounts") -> "DraftCounts":
-        return _combined(self, other, 1)
+    def plus(self, other: "DraftCounts", sign: int = 1) -> "DraftCounts":
+        kinds = {*self.cells, *other.cells}
+        put = StepCounters.plus if sign > 0 else StepCounters.since
+        cells = {kind: put(self.cells.get(kind, NO_STEPS), other.cells.get(kind, NO_STEPS)) for kind in kinds}
+        return DraftCounts(
+            drafts=self.drafts + sign * other.drafts,
+            accepted=_summed(self.accepted, other.accepted, sign),
+            drafted=_summed(self.drafted, other.drafted, sign),
+            cells=MappingProxyType(cells),
+        )
 
     def since(self, earlier: "DraftCounts") -> "DraftCounts":
-        return _combined(self, earlier, -1)
+        return self.plus(earlier, -1)
 
     @property
     def is_possible(self) -> bool:
@@ -56,7 +64,6 @@ NOTHING = DraftCounts()
 
 
 def counts_of(reading: EngineReading) -> DraftCounts:
-    """Counts since the engine started."""
     drafting = reading.drafting
     return DraftCounts(
         drafts=drafting.drafts,
@@ -91,8 +98,6 @@ class WorkerCounter:
 
 
 class WorkerCounters:
-    """The counts of several workers since their first readings."""
-
     def __init__(self) -> None:
         self._counters: dict[WorkerId, WorkerCounter] = {}
 
@@ -102,21 +107,17 @@ class WorkerCounters:
     def total(self, workers: Iterable[WorkerId] | None = None) -> DraftCounts:
         """Sum over these workers; over all if None."""
         wanted = self._counters.keys() if workers is None else set(workers)
-        total = NOTHING
-        for worker_id, counter in self._counters.items():
-            if worker_id in wanted:
-                total = total.plus(counter.total)
-        return total
+        totals = (counter.total for worker_id, counter in self._counters.items() if worker_id in wanted)
+        return reduce(DraftCounts.plus, totals, NOTHING)
 
 
 class RecentCounts:
     """What workers counted in the last minutes: how they compare before anything is changed."""
 
     def __init__(self, *, seconds: float = 600.0, apart: float = 30.0) -> None:
+        """`seconds` is the maximum age of the oldest mark, `apart` the seconds between marks."""
         self._seconds = seconds
-        """Maximum age of the oldest mark."""
         self._apart = apart
-        """Seconds between marks."""
         self._counters = WorkerCounters()
         self._marks: list[tuple[float, dict[WorkerId, DraftCounts]]] = []
 
@@ -142,20 +143,6 @@ class RecentCounts:
         self._counters, self._marks = WorkerCounters(), []
 
 
-def _combined(one: DraftCounts, other: DraftCounts, sign: int) -> DraftCounts:
-    kinds = {*one.cells, *other.cells}
-    put = StepCounters.plus if sign > 0 else StepCounters.since
-    cells = {kind: put(one.cells.get(kind, NO_STEPS), other.cells.get(kind, NO_STEPS)) for kind in kinds}
-    return DraftCounts(
-        drafts=one.drafts + sign * other.drafts,
-        accepted=_summed(one.accepted, other.accepted, sign),
-        drafted=_summed(one.drafted, other.drafted, sign),
-        cells=MappingProxyType(cells),
-    )
-
-
 def _summed(one: tuple[int, ...], other: tuple[int, ...], sign: int) -> tuple[int, ...]:
     """Position by position; workers may draft to different depths."""
-    length = max(len(one), len(other))
-    padded = [(*each, *(0,) * (length - len(each))) for each in (one, other)]
-    return tuple(left + sign * right for left, right in zip(*padded, strict=True))
+    return tuple(left + sign * right for left, right in zip_longest(one, other, fillvalue=0))

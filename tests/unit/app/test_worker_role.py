@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from appliance.app.announcer import Announcer
 from appliance.app.worker_process import WORKER_ID, Listeners, WorkerRole
 from appliance.audit.entry_types import EntryType
-from appliance.drafts.evaluation.results import ExpectedAcceptance
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.errors import ControlRefusedError
@@ -26,7 +25,7 @@ from appliance.serving.supervise import WorkerEvent, WorkerEventKind
 from appliance.serving.weights import digest_weights
 from appliance.serving.worker import Admission, Worker, WorkerId
 from appliance.serving.worker_protocol import DRAFT_DIGEST, EXPECTATION, RESTART_FILE, TARGET_DIGEST
-from appliance.speculation.values import Reason, SpeculationMode
+from appliance.speculation.values import Expectation, Reason, SpeculationMode
 from tests.fakes import audit_fields
 from tests.unit.drafts.evaluation.bare_report import bare_report
 from tests.unit.drafts.lint.builder import eagle31, write
@@ -301,7 +300,7 @@ async def test_the_expectation_of_a_draft_is_its_evaluations(plan, site, tmp_pat
     new = registered(site, tmp_path)
     stand(site, role, draft=new)
     assert EXPECTATION not in chosen(role).plan.environment
-    measured = {"all": ExpectedAcceptance(acceptance_length=2.6, draft_tokens=3)}
+    measured = {"all": Expectation(acceptance_length=2.6, draft_tokens=3)}
     said = {"target": role.worker.weights, "expected": measured, **(report or {})}
     path = save_evaluation(site.directory, bare_report(new, **said), "<p>")
     if report is None:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.evaluation.arms import Arm, Prompt, Served
+from appliance.drafts.evaluation.arms import Arm, Prompt, Served, choose_prompts
 from appliance.drafts.evaluation.asking import CompletionClient
-from appliance.drafts.evaluation.comparison import Comparison
-from appliance.drafts.evaluation.evaluating import EvaluationSite, HeldOutData
+from appliance.drafts.evaluation.evaluating import Comparison, EvaluationSite, HeldOutData
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker
-from appliance.drafts.evaluation.prompts import choose_prompts
 from appliance.drafts.harvest.sample import TrainingSample
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind

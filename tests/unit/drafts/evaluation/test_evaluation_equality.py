@@ -53,7 +53,7 @@ def test_first_difference_within_epsilon_is_a_tie():
         ((5, 6, 4, 8), {"at2": 0.0}, None),  # another token than the one that was near
         ((5, 6, 9, 8), {"at1": 0.0, "at3": 0.0}, None),  # near elsewhere
         ((5, 6), {"at2": 0.0}, None),  # ended early
-        ((*OWN, 9), {}, None),  # went on
+        ((*OWN, 9), {}, None),  # longer
         ((), {}, None),
     ],
 )
@@ -92,7 +92,7 @@ def test_trail_depends_on_the_sealed_salt_and_the_prompt():
         trail_of(each, OWN) for each in (ASKED, prompt(salt="01"), prompt(token_ids=(1, 2, 3)), prompt(1))
     }
     assert len({step for trail in trails for step in trail}) == 4 * len(OWN)
-    # The seed and the labels are known to everybody, so they are no secret to make a key of.
+    # The seed and the labels are public, so no key can be derived from them.
     assert trail_of(prompt(seed=9, request_id="x", template="y"), OWN) == trail_of(ASKED, OWN)
 
 

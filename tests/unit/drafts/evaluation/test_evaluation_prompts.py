@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.drafts.evaluation.prompts import choose_prompts, prompt_of, split_rounds
+from appliance.drafts.evaluation.arms import choose_prompts, prompt_of, split_rounds
 from tests.unit.drafts.evaluation.evaluation_parts import prompt, sample
 
 

@@ -238,7 +238,7 @@ def test_expected_acceptance_has_the_form_of_a_training_record(report):
     written = json.loads(report.encode())["expected"]
     record, wrong = parse_record({"expected": written})
     assert wrong == ()
-    assert dict(record.expected) == report.expectations
+    assert dict(record.expected) == report.expected
     assert sorted(written) == ["all", "chat-1", "chat-2"]
     assert written["all"] == {"acceptance_length": pytest.approx(2.8), "draft_tokens": 3}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from appliance.drafts.evaluation.aggregate import gain, gains, speed_ratio, step_totals
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.results import StepResult, StepTotals
-from appliance.drafts.evaluation.speed import gain, gains, speed_ratio, step_totals
 
 
 def pace(batch: int, draft_tokens: int, *, step_seconds: float, tokens_per_step: float, steps: int = 100):

@@ -20,7 +20,7 @@ from appliance.drafts.evaluation.results import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
-from appliance.drafts.promotion.promotion_run import PromotionParts, TargetPool
+from appliance.drafts.promotion.promotion_run import PromotionParts
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.errors import AuditUnavailableError, WorkerFailedError
 from appliance.infra.logs import configure_logs
@@ -188,13 +188,11 @@ class Gateway:
         self.ids = (f"P{number:04d}{int(cluster.now):06d}" for number in range(1, 10_000))
         self.promoter = Promoter(
             PromotionParts(
-                targets=TargetPool(
-                    pool=self.pool,
-                    recycler=self.recycler,
-                    is_acting=lambda: self.is_acting,
-                    clock=lambda: cluster.now,
-                    sleep=cluster.sleep,
-                ),
+                pool=self.pool,
+                recycler=self.recycler,
+                is_acting=lambda: self.is_acting,
+                clock=lambda: cluster.now,
+                sleep=cluster.sleep,
                 directory=cluster.directory,
                 open_registry=lambda: cluster.site.registry,
                 record=self.record,
@@ -205,7 +203,6 @@ class Gateway:
                 logger=logger,
             ),
             new_id=lambda: f"{int(cluster.now * 10):08d}{next(self.ids)}",
-            sleep=cluster.sleep,
         )
         self.task: asyncio.Task[None] | None = None
         self.poll()
@@ -290,7 +287,7 @@ class Gateway:
                 return
 
     async def until_over(self) -> Promotion | None:
-        """Wait until no promotion is under way; return the newest, if any."""
+        """Wait until no promotion runs; return the newest, if any."""
         async with asyncio.timeout(60):
             while self.promoter._running() is not None or not self.promoter._has_recovered:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -298,7 +295,7 @@ class Gateway:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - time is ours
+            while not condition():  # noqa: ASYNC110 - the test's own clock
                 await asyncio.sleep(0)
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from appliance.drafts.evaluation.results import EvaluationVerdict
-from appliance.drafts.promotion import promotion_run, store
+from appliance.drafts.promotion import promotion_run
 from appliance.drafts.promotion.promotion import PromotionStage
 from appliance.drafts.registry.active_draft import ActiveDraft
 from appliance.errors import (
@@ -38,8 +38,8 @@ async def cluster(tmp_path, monkeypatch):
 
         return step
 
-    monkeypatch.setattr(store, "write_private", fateful(store.write_private))
-    monkeypatch.setattr(promotion_run, "write_active_draft", fateful(promotion_run.write_active_draft))
+    for name in ("write_private", "write_active_draft"):
+        monkeypatch.setattr(promotion_run, name, fateful(getattr(promotion_run, name)))
     made.evaluated(new(made))
     await made.gateway.run()
     yield made
@@ -308,7 +308,7 @@ async def test_rollback_to_a_draft_that_never_served_is_refused(cluster):
     assert cluster.active.draft == new(cluster)
 
 
-async def test_rollback_cancels_the_promotion_under_way(cluster):
+async def test_rollback_cancels_the_running_promotion(cluster):
     """With the operator's reason, and without waiting for the trial."""
     task = asyncio.ensure_future(promote(cluster))
     await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
@@ -375,7 +375,7 @@ async def test_only_worker_is_restarted_only_with_allow_downtime(tmp_path):
 
 @pytest.mark.parametrize("fate", range(1, 45))
 async def test_promotion_killed_at_any_step_leaves_one_draft_on_all_workers(cluster, fate):
-    """The next gateway ends it, the log tells of it, and the next promotion succeeds."""
+    """The next gateway ends it, the log shows it, and the next promotion succeeds."""
     cluster.fate = cluster.steps + fate
     task = asyncio.ensure_future(promote(cluster))
     await cluster.gateway.until(lambda: task.done() or cluster.steps >= cluster.fate)

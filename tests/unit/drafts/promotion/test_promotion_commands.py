@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
+from appliance.cli.common import admin_client
 from appliance.cli.draft import promote as cli
 from appliance.errors import ConfigurationError
 from appliance.infra.logs import configure_logs
@@ -178,10 +179,11 @@ def command(monkeypatch, tmp_path):
 
     def run(gateway: Scripted, *arguments: str):
         @asynccontextmanager
-        async def open_admin(settings, url):
+        async def open_admin(settings, url, **options):
             yield gateway
 
-        monkeypatch.setattr(cli, "open_admin", open_admin)
+        for module in (cli, admin_client):
+            monkeypatch.setattr(module, "open_admin", open_admin)
         return CliRunner().invoke(app, [*arguments, "--data", str(tmp_path)])
 
     return run

@@ -11,7 +11,7 @@ from appliance.drafts.promotion.promotion import (
     TrialNumbers,
     decode,
 )
-from appliance.drafts.promotion.store import KEPT, PromotionStore
+from appliance.drafts.promotion.promotion_run import STORED, PromotionStore
 from appliance.errors import DraftStorageError
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -94,12 +94,12 @@ def test_write_failure_raises_draft_storage_error(tmp_path):
 
 
 def test_prune_deletes_old_promotions_that_are_over(tmp_path):
-    """Those under way are kept to be ended."""
+    """Running ones are kept, to be ended."""
     store = PromotionStore(tmp_path)
     store.write(promotion("P000", stage=PromotionStage.RETURNING))
-    for number in range(1, KEPT + 10):
+    for number in range(1, STORED + 10):
         store.write(promotion(f"P{number:03}", stage=PromotionStage.PROMOTED))
     store.prune()
     found, _ = store.list()
-    assert len(found) == KEPT + 1
+    assert len(found) == STORED + 1
     assert found[-1].promotion_id == "P000"
