@@ -1,9 +1,9 @@
 """
 Records the outcome of a request: audit log, metrics, operator log, cost meter and trace.
 
-The gateway waits for the entry before it sends the last frame.  If a request ends in another way, the entry is
-queued, because that also happens while a task is being cancelled.  A crash loses what is queued and not durable
-yet; at the next start the log's recovery closes those requests.
+The gateway waits for the entry before it sends the last frame.  If a request ends in another way, the entry
+is queued, because that also happens while a task is being cancelled.  A crash loses what is queued and not
+durable yet; at the next start the log's recovery closes those requests.
 """
 
 from collections.abc import Callable
