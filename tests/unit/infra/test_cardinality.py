@@ -52,7 +52,7 @@ def test_full_metrics_have_every_family():
 
 
 def test_templates_that_clients_make_up_share_a_series():
-    """Few are told apart, every draft is counted, and what is told apart is what comes often."""
+    """Only frequent templates have their own series, and every draft is counted."""
     metrics = Metrics(CollectorRegistry())
     for number in range(5 * OFTEN):
         for template in ("chat-common", f"chat-{number:08x}"):
@@ -75,7 +75,7 @@ def test_a_template_that_is_gone_makes_room():
 
 
 def test_more_tenants_make_no_more_series():
-    """What grows with tenants ends at the bound, and says that it did."""
+    """Series stop at the bound, and a metric reports it."""
     many = full_metrics(tuple(f"tenant-{number}" for number in range(1000)))
     assert series(many) < SITE_SERIES
     assert many.registry.get_sample_value("appliance_tenant_series_full") == 1

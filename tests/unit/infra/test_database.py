@@ -26,7 +26,7 @@ def test_stores_with_the_same_time_out_share_an_engine(database: Database):
 
 
 def test_a_reserved_engine_is_shared_with_no_other_store(database: Database):
-    """The log's writer keeps its connection, whatever the other stores do."""
+    """The log's writer keeps its connection."""
     reserved = database.engine(5.0, reserved=True)
     assert reserved is not database.engine(5.0)
     assert reserved.pool.size() == 1

@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Histogram
 from appliance.infra.metrics.gaps import GAP_SECONDS, GapHistogram, Gaps
 
 STREAMS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from((0.0, *GAP_SECONDS, 0.0071, 60.0))))
-"""Pieces that are sent together, and how long after those before them."""
+"""Number of pieces sent together, and seconds since the previous ones."""
 
 
 def stream(*sent: tuple[int, float]) -> Gaps:
-    """What a stream has counted that began at second 1000."""
+    """The gaps of a stream that began at second 1000."""
     gaps, now = Gaps(), 1000.0
     for pieces, after in sent:
         now += after
@@ -23,7 +23,6 @@ def stream(*sent: tuple[int, float]) -> Gaps:
 
 
 def buckets(histogram: Histogram) -> dict[str, float]:
-    """Every sample but when it was made."""
     (family,) = histogram.collect()
     return {
         sample.name + sample.labels.get("le", ""): sample.value
@@ -34,7 +33,7 @@ def buckets(histogram: Histogram) -> dict[str, float]:
 
 @given(st.lists(STREAMS, max_size=3))
 def test_histogram_gets_the_gaps_that_were_observed(streams):
-    """Bucket by bucket, over several streams; pieces sent together have no time between them."""
+    """Over several streams; pieces sent together have gaps of 0."""
     registry = CollectorRegistry()
     added = GapHistogram("added", "Added.", buckets=GAP_SECONDS, registry=registry)
     observed = Histogram("added", "Added.", buckets=GAP_SECONDS, registry=None)
@@ -62,20 +61,19 @@ def test_a_gap_on_a_bound_is_in_its_bucket():
 
 
 def test_a_stream_that_stalls_shows_in_the_last_bucket():
-    """Longer than every bound."""
     assert stream((1, 0.0), (1, 30.0)).counts[-1] == 1
 
 
 @pytest.mark.parametrize("sent", [(), ((1, 5.0),)])
 def test_less_than_two_pieces_have_no_gap(sent):
-    """An answer that was never begun, or came in one piece."""
+    """An answer that never began, or came in one piece."""
     gaps = stream(*sent)
     assert (sum(gaps.counts), gaps.seconds, gaps.pieces) == (0, 0.0, len(sent))
     assert (gaps.first is None) is (not sent)
 
 
 def test_each_model_has_a_histogram_of_its_own():
-    """And all of them the same buckets."""
+    """With the same buckets."""
     registry = CollectorRegistry()
     family = GapHistogram("gap", "Gap.", ("model",), buckets=GAP_SECONDS, registry=registry)
     family.labels("a").add(stream((1, 0.0), (2, 0.05)))

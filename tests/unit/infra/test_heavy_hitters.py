@@ -1,4 +1,4 @@
-"""What is common is named, what clients invent is not."""
+"""Frequent labels get a series, invented ones do not."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ A, B, C = ("a",), ("b",), ("c",)
 
 
 class Seen:
-    """A keeper of heavy_hitters that remembers who was forgotten."""
+    """Heavy hitters that record which labels were forgotten."""
 
     def __init__(self, *, most: int = 2, often: int = 3, among: int = 10) -> None:
         self.gone: list[tuple[str, ...]] = []
@@ -20,12 +20,12 @@ class Seen:
 
 
 def test_frequent_label_gets_a_series():
-    """And stays named."""
+    """It keeps it."""
     assert Seen().saw(A, A, A, A) == [False, False, True, True]
 
 
 def test_rare_labels_never_get_a_series():
-    """A system prompt with the time of day in it, or a client that means harm."""
+    """Such as a system prompt that contains the time of day, or an attacker's."""
     seen = Seen()
     assert not any(seen.saw(*((str(number),) for number in range(1000))))
     assert seen.saw(A, A, A)[-1]
@@ -47,7 +47,7 @@ def test_frequent_labels_are_bounded():
 
 
 def test_absent_labels_make_room():
-    """Yesterday's template does not keep today's from being seen."""
+    """An old template does not block a new one."""
     seen = Seen()
     seen.saw(A, A, A, B, B, B)
     assert seen.saw(*[B, C] * 20)[-1]
@@ -57,7 +57,7 @@ def test_absent_labels_make_room():
 
 @given(st.lists(st.integers(0, 60), max_size=400), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20))
 def test_labels_and_memory_are_bounded(sightings, most, often, among):
-    """Names are at most `most` at any time, and counts are of two spans."""
+    """At most `most` names, and counts of two spans."""
     seen, named = Seen(most=most, often=often, among=among), set()
     for number in sightings:
         if seen.heavy_hitters.observe((str(number),)):

@@ -1,4 +1,4 @@
-"""What a first start creates, and that a second one changes nothing."""
+"""What a first start creates; a second one changes nothing."""
 
 import os
 import stat
@@ -12,22 +12,20 @@ from appliance.infra.settings import AuditSettings, DataSettings, Settings
 
 
 def located(directory: Path) -> Installation:
-    """Where things are when only the directory is set."""
+    """The paths when only the directory is set."""
     return locate(Settings(data=DataSettings(directory=directory)))
 
 
 def start(installation: Installation) -> None:
-    """Prepare with a stand-in for the signing key, which the audit log makes."""
+    """Prepare with a fake signing key."""
     prepare(installation, create_signing_key=lambda path: path.write_text("key made just now"))
 
 
 def mode(path: Path) -> int:
-    """Permission bits."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
     return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -47,7 +45,6 @@ def test_first_start_creates_the_files_it_needs(installation: Installation):
 
 
 def test_a_second_start_changes_nothing(installation: Installation):
-    """What was made stays as it is."""
     start(installation)
     before = contents(installation.directory)
     start(installation)
@@ -64,7 +61,7 @@ def test_every_installation_has_keys_of_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_only_the_owner_can_read_secrets(installation: Installation, umask: int):
-    """0700 for directories, 0600 for files, whatever the umask."""
+    """0700 for directories, 0600 for files, with any umask."""
     before = os.umask(umask)
     try:
         start(installation)
@@ -82,7 +79,7 @@ def test_nothing_is_left_behind_by_the_check_for_writing(installation: Installat
 
 
 def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path):
-    """One line that names the directory and the way out."""
+    """One line that names the directory and the option."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigurationError, match="--data") as caught:
         start(located(tmp_path / "file" / "data"))
@@ -90,7 +87,7 @@ def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path
 
 
 def test_a_file_in_place_of_the_directory_is_a_configuration_error(tmp_path: Path):
-    """So is a path that exists and is no directory; the file stays as it was."""
+    """The file is not changed."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigurationError):
         start(located(tmp_path / "file"))
@@ -105,7 +102,7 @@ def test_a_directory_that_cannot_be_written_is_a_configuration_error():
 
 
 def test_older_data_directory_gets_a_control_token(installation: Installation):
-    """The rest is there already; only the token is made, and kept from then on."""
+    """Only the token is created; later starts keep it."""
     start(installation)
     installation.control_token.unlink()
     before = contents(installation.directory)
@@ -117,7 +114,7 @@ def test_older_data_directory_gets_a_control_token(installation: Installation):
 
 
 def test_a_token_of_the_operators_is_used_as_it_is(tmp_path: Path):
-    """Several machines that share workers share it; the appliance never writes there."""
+    """Machines that share workers share the file; the appliance never writes it."""
     elsewhere = tmp_path / "secrets" / "token"
     elsewhere.parent.mkdir()
     elsewhere.write_text("  a random word\n")
@@ -130,7 +127,7 @@ def test_a_token_of_the_operators_is_used_as_it_is(tmp_path: Path):
 
 
 def test_a_token_that_should_be_elsewhere_is_not_made_up(tmp_path: Path):
-    """A fresh one would open no worker of the other machines; the message says where to get it."""
+    """A new one would not fit the workers of other machines; the error says where to copy it from."""
     data = DataSettings(directory=tmp_path / "data", control_token_file=tmp_path / "token")
     with pytest.raises(ConfigurationError, match=r"token does not exist: copy it from") as caught:
         start(locate(Settings(data=data)))
@@ -140,7 +137,7 @@ def test_a_token_that_should_be_elsewhere_is_not_made_up(tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"", b" \n\n"])
 def test_an_empty_token_stops_the_start(installation: Installation, content: bytes):
-    """It would let everybody in."""
+    """It would admit every caller."""
     start(installation)
     installation.control_token.write_bytes(content)
     with pytest.raises(

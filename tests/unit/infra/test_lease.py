@@ -21,7 +21,7 @@ SECONDS = 10.0
 
 
 class Clock:
-    """Unix time that stands still until it is moved."""
+    """Unix time that changes only when it is set."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -46,7 +46,6 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def holder(url: str, clock: Clock) -> Iterator[Callable[[str], SqlLease]]:
-    """Make leases that holders share."""
     with ExitStack() as stack:
 
         def make(name: str) -> SqlLease:
@@ -242,7 +241,7 @@ moves = st.tuples(
 
 @given(st.lists(moves, max_size=20))
 def test_never_do_two_hold_it_at_one_instant(script):
-    """Whatever the order, however long a call is kept waiting, and whichever gateway acts in between."""
+    """For any order of calls, delays and gateways."""
     clock = InterruptedClock()
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         url = migrated(Path(directory) / "control.db")

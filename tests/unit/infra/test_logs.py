@@ -21,7 +21,7 @@ SECRET = "the patient's name is"
 def test_a_field_that_is_not_listed_never_reaches_the_output(
     capsys: pytest.CaptureFixture, style: str, field: str
 ):
-    """A prompt given by mistake is dropped, and the line says that something was."""
+    """A prompt passed by mistake is dropped, and the line counts it."""
     logger = configure_logs(LogSettings(format=style), terminal=False)
     logger.info("request_finished", **{field: SECRET, "status": 200})
     output = capsys.readouterr()
@@ -80,7 +80,7 @@ def test_events_below_the_level_are_not_written(capsys: pytest.CaptureFixture):
 def test_a_crash_is_logged_with_its_traceback_and_without_any_value(
     capsys: pytest.CaptureFixture, style: str
 ):
-    """A traceback helps the operator; local variables and foreign words could be a prompt."""
+    """Local variables and messages of other libraries could contain a prompt."""
     logger = configure_logs(LogSettings(format=style), terminal=style == "console")
 
     def crash(prompt: str) -> None:
@@ -110,7 +110,7 @@ def test_a_crash_is_logged_with_its_traceback_and_without_any_value(
 def test_words_are_logged_where_they_are_known_to_be_safe(
     capsys: pytest.CaptureFixture, error: Exception, is_shown: bool
 ):
-    """Our own errors may be shown to clients, the system's speak of files; others quote what they met."""
+    """Messages of our own and of the system are safe; others may quote their input."""
     configure_logs(LogSettings(format="json"), terminal=False).error("crashed", exc_info=error)
     line = json.loads(capsys.readouterr().err)
     assert ("the disk is full" in line["exception"]) is is_shown

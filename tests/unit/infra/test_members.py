@@ -1,4 +1,4 @@
-"""What it changes, and that it changes nothing else."""
+"""Members are read and edited, and no other byte changes."""
 
 import json
 import random
@@ -53,7 +53,7 @@ KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5) | st.sample
 
 @st.composite
 def objects(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """Return the text of an object, spaced and spelt at will, and its keys."""
+    """The text of an object with random spaces and spellings, and its keys."""
     keys = draw(st.lists(KEYS, unique=True, max_size=5))
     members = []
     for key in keys:
@@ -131,13 +131,13 @@ def test_removing_a_missing_member_returns_the_same_text():
     ],
 )
 def test_cutting_leaves_no_comma_behind(text: str, expected: str):
-    """Whether first, last, middle or alone, the comma that belonged to the member goes with it."""
+    """For a member that is first, last, in the middle or alone."""
     assert cut_member(text, parse_members(text), "metrics") == expected
 
 
 @pytest.mark.parametrize("text", ['{"a":1,"a":1}', r'{"a":1,"\u0061":2}', '{"":0,"":0}'])
 def test_a_key_given_twice_is_refused(text: str):
-    """Two parsers could act on different values, so such a body is refused, however the key is spelt."""
+    """Two parsers could use different values; every spelling of the key is refused."""
     with pytest.raises(InvalidRequestError):
         parse_members(text)
 
@@ -196,7 +196,7 @@ def test_the_number_of_members_is_limited():
     ids=["escapes", "quotes", "backslashes", "one string", "openings", "odd quotes"],
 )
 def test_no_text_takes_more_than_its_length_in_time_and_memory(bomb: str):
-    """Each of these took one way of reading strings a time that grows with the square of the length."""
+    """Each of these once took quadratic time to scan strings."""
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequestError):
@@ -224,7 +224,7 @@ def test_brackets_inside_strings_do_not_count_as_nesting():
     ],
 )  # fmt: skip
 def test_text_that_is_not_a_json_object_is_refused(text: str):
-    """Whatever is wrong, the client hears of an invalid request and never of an internal error."""
+    """With an invalid request error, never an internal one."""
     with pytest.raises(InvalidRequestError) as caught:
         parse_members(text)
     assert caught.value.code == "invalid_json"
@@ -232,7 +232,7 @@ def test_text_that_is_not_a_json_object_is_refused(text: str):
 
 @given(st.text() | st.text('{}[]":,\\ \n01eE.-tfn', max_size=40))
 def test_garbage_raises_the_one_error(text: str):
-    """For any text at all: members as `json.loads` sees them, or `InvalidRequestError`."""
+    """Any text gives the members that `json.loads` sees, or `InvalidRequestError`."""
     try:
         members = parse_members(text)
     except InvalidRequestError:
@@ -242,7 +242,7 @@ def test_garbage_raises_the_one_error(text: str):
 
 @given(objects(), st.integers(0, 200), st.text(max_size=2))
 def test_a_damaged_body_raises_the_one_error(case, at: int, damage: str):
-    """A body with a few characters changed is read or refused, nothing else."""
+    """A body with a few characters changed is parsed or refused."""
     text, _ = case
     broken = text[:at] + damage + text[at + 1 :]
     try:

@@ -7,7 +7,7 @@ from appliance.infra.metrics import Metrics
 
 
 def test_a_worker_that_left_takes_its_series_along():
-    """Whatever other labels they have; another worker's, and those without workers, stay."""
+    """With all their other labels; series of other workers, and without workers, stay."""
     metrics = Metrics(CollectorRegistry())
     for worker in ("a", "b"):
         metrics.worker_up.labels(worker).set(1)

@@ -56,7 +56,7 @@ async def test_the_page_can_be_parsed(accept, parse):
 
 
 async def test_the_loop_goes_round_after_every_few_series():
-    """A stream that has something to send waits for no more than these."""
+    """A stream waits for no more than these."""
     registry = site(tenants=600).registry
     turns, done = 0, False
 

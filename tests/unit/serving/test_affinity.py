@@ -25,7 +25,7 @@ def test_continued_conversation_is_recognised():
 
 
 def test_prefixes_are_not_shared_between_tenants_or_models():
-    """The same text says nothing about who else sent it."""
+    """Equal text does not reveal who else sent it."""
     affinity = Affinity(100)
     affinity.record(prefixes("acme", "demo", WORDS), A)
     assert affinity.find(prefixes("other", "demo", WORDS)) == {}

@@ -1,4 +1,4 @@
-"""A rest for a worker that keeps failing, then one try."""
+"""A pause for a worker that keeps failing, then one probe."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,6 @@ POLICY = BreakerPolicy(failures=3, seconds=5.0)
 
 
 def opened(now: float = 0.0) -> Breaker:
-    """Return a breaker that has just opened."""
     breaker = CLOSED
     for _ in range(POLICY.failures):
         assert breaker.allows(now)
@@ -18,14 +17,14 @@ def opened(now: float = 0.0) -> Breaker:
 
 
 def test_breaker_opens_after_consecutive_failures():
-    """And lets nothing through for its time."""
+    """And allows no request for its time."""
     breaker = opened()
     assert breaker.state(0.0) is BreakerState.OPEN
     assert not breaker.allows(4.9)
 
 
 def test_success_resets_the_failure_count():
-    """Requests that no worker can answer do not close one for the others."""
+    """Requests that no worker can answer do not open it."""
     breaker = CLOSED
     for _ in range(10):
         for _ in range(POLICY.failures - 1):
@@ -35,7 +34,7 @@ def test_success_resets_the_failure_count():
 
 
 def test_open_breaker_admits_one_probe_after_its_time():
-    """The others wait for what becomes of it."""
+    """Other requests wait for its result."""
     breaker = opened()
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
     assert breaker.allows(5.0)
@@ -58,7 +57,7 @@ def test_failed_probe_doubles_the_open_time():
 
 
 def test_probe_without_result_is_followed_by_another():
-    """Nobody reports what became of it, so it counts for a while only."""
+    """A probe without a result blocks the next one for a limited time."""
     breaker = opened().begun(5.0, POLICY)
     assert not breaker.allows(9.9)
     assert breaker.allows(10.0)
@@ -74,14 +73,14 @@ def test_failures_in_flight_do_not_extend_the_open_time():
 
 
 def test_request_through_a_closed_breaker_changes_nothing():
-    """The usual case makes no new value."""
+    """The usual case creates no new value."""
     assert CLOSED.begun(1.0, POLICY) is CLOSED
     assert CLOSED.succeeded() is CLOSED
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "fail", "answer"]), st.floats(0, 30)), max_size=80))
 def test_breaker_always_admits_a_probe_eventually(history: list[tuple[str, float]]):
-    """Whatever happens, there is a time from which a request is let through, and it is not far."""
+    """After any events a request is allowed within a bounded time."""
     breaker, now = CLOSED, 0.0
     for event, pause in history:
         now += pause

@@ -1,4 +1,4 @@
-"""One connection to a worker: what comes out of it, however what comes in is cut."""
+"""One connection to a worker: the answer does not depend on where reads end."""
 
 import asyncio
 import itertools
@@ -82,7 +82,6 @@ async def test_an_answer_without_a_length_ends_with_the_connection():
 
 
 async def test_informational_response_is_skipped():
-    """Status 100 announces, and says nothing."""
     connection, _ = _asked()
     connection.data_received(b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN)
     assert await _answer(connection) == (200, "text/event-stream", b"hello")
@@ -103,7 +102,7 @@ async def test_informational_response_is_skipped():
     ],
 )
 async def test_incomplete_answer_is_an_error(said, why):
-    """A worker that breaks off is told apart from one that has finished."""
+    """A worker that breaks off is distinguished from one that has finished."""
     connection, transport = _asked()
     if said:
         connection.data_received(said)
@@ -125,7 +124,7 @@ async def test_bytes_after_an_answer_close_the_connection(more):
 
 
 async def test_unsolicited_bytes_close_the_connection():
-    """Likewise while it is idle."""
+    """Also on an idle connection."""
     connection, transport = _asked()
     connection.data_received(PLAIN)
     await _answer(connection)
@@ -146,7 +145,7 @@ async def test_abandoned_answer_closes_the_connection():
 
 
 async def test_slow_reader_applies_back_pressure():
-    """What waits here is bounded; taking it lets the worker go on."""
+    """Unread bytes are bounded; reading them lets the worker continue."""
     connection, transport = _asked()
     connection.data_received(HEAD + b"Content-Length: 10000000\r\n\r\n" + b"x" * MAX_UNREAD_BYTES)
     assert transport.reads
@@ -157,7 +156,7 @@ async def test_slow_reader_applies_back_pressure():
 
 
 async def test_read_timeout_does_not_end_the_answer():
-    """Whoever waits decides what silence means; what comes later is still read."""
+    """The caller decides whether to read again; later bytes are still delivered."""
     connection, _ = _asked()
     connection.data_received(HEAD + b"Content-Length: 5\r\n\r\n")
     await connection.read_head(5)

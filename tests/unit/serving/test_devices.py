@@ -1,4 +1,4 @@
-"""What a machine can compute with, from texts and directories of other machines."""
+"""Hardware detection, from texts and directories of other machines."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_counts_the_drivers_directory_without_nvml(tmp_path):
 
 
 def test_nvml_overrides_the_drivers_directory(tmp_path):
-    """A container that was given one GPU of two sees both in /proc."""
+    """A container that was given one of two GPUs sees both in /proc."""
     (tmp_path / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
     assert detect_hardware(proc=tmp_path, count_by_nvml=lambda: 0).gpus == 0
 
@@ -60,7 +60,7 @@ def test_detects_a_plain_cpu(tmp_path):
 
 
 def test_finds_openmp_in_the_interpreters_environment(tmp_path):
-    """The library that vLLM's CPU build wants comes with it, below the environment's root."""
+    """vLLM's CPU build installs the library below the environment's root."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libiomp5.so").touch()
     seen = detect_hardware(proc=tmp_path, prefix=tmp_path, count_by_nvml=no_library)
@@ -68,7 +68,7 @@ def test_finds_openmp_in_the_interpreters_environment(tmp_path):
 
 
 def test_detects_this_machine():
-    """It never raises, whatever the machine."""
+    """It never raises, on any machine."""
     assert detect_hardware(prefix=Path("/")).gpus >= 0
 
 
@@ -81,7 +81,7 @@ def test_auto_prefers_the_gpu():
 
 
 def test_refuses_gpu_without_one():
-    """Falling back to the CPU in silence would look like a slow GPU."""
+    """A silent fallback to the CPU would look like a slow GPU."""
     with pytest.raises(ConfigurationError, match="shows no GPU"):
         choose_device("gpu", NO_GPU)
 
@@ -96,5 +96,5 @@ def test_refuses_gpu_without_one():
     ],
 )
 def test_auto_dtype_follows_the_device(wanted, bfloat16, expected):
-    """Without bfloat16 instructions `auto` is float32; what the operator names is kept."""
+    """Without bfloat16 instructions `auto` is float32; an explicit type is kept."""
     assert choose_dtype(wanted, Device(kind=DeviceKind.CPU, count=1, bfloat16=bfloat16)) == expected

@@ -1,4 +1,4 @@
-"""Workers come and go without a restart, and never by accident."""
+"""Workers join and leave without a restart."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,7 @@ SERVICE = "http://workers.llm.svc:8000"
 
 
 class Names:
-    """A resolver that answers as it is told, and can fail."""
+    """A resolver with configured answers; it can fail."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = addresses
@@ -37,7 +37,6 @@ SILENT = structlog.wrap_logger(structlog.ReturnLogger())
 def discovery(
     pool: WorkerPool, *urls: str, names: Names | None = None, seconds: float = 5.0, logger=SILENT
 ) -> Discovery:
-    """Return the discovery of a pool."""
     return Discovery(
         pool=pool,
         urls=urls,
@@ -49,7 +48,7 @@ def discovery(
 
 
 def ids(pool: WorkerPool) -> list[str]:
-    """Return who is in the pool and stays."""
+    """Workers in the pool that are not leaving."""
     return [seen.worker.worker_id for seen in pool.snapshots if not seen.leaving]
 
 
@@ -72,7 +71,7 @@ def test_listed_workers_start_unhealthy():
     ],
 )
 def test_a_worker_is_named_by_its_address(url: str, name: str):
-    """On every gateway alike; the name fits a path of the admin API and holds no secret."""
+    """The same name on every gateway; it fits a path of the admin API and holds no secret."""
     assert worker_at(url).worker_id == name
 
 
@@ -96,7 +95,6 @@ def test_invalid_discover_url_is_refused(url: str):
 
 
 def test_invalid_list_changes_nothing():
-    """A mistake in one line changes nothing."""
     pool = WorkerPool()
     workers = discovery(pool, "http://a:1", "http://b:1")
     with pytest.raises(ConfigurationError):
@@ -131,7 +129,7 @@ def test_worker_that_is_listed_again_before_it_left_stays():
 
 
 def test_worker_at_another_url_is_a_new_worker():
-    """The same name with TLS: nothing is sent to it before it was looked at."""
+    """The same name with TLS: it gets no request before its first scrape."""
     pool = WorkerPool()
     workers = discovery(pool, "http://a:1")
     pool.update(replace(pool.snapshot("a:1"), healthy=True))
@@ -142,7 +140,7 @@ def test_worker_at_another_url_is_a_new_worker():
 
 
 def test_workers_that_were_not_discovered_are_kept():
-    """The one that this process started is not in any list."""
+    """A worker that this process started is in no list."""
     pool = WorkerPool()
     pool.add(worker_at("http://own:1"))
     workers = discovery(pool, "http://a:1")
@@ -166,7 +164,7 @@ async def test_host_name_yields_a_worker_per_address():
 
 @pytest.mark.parametrize("error", [OSError("no such host"), TimeoutError(), UnicodeError("label too long")])
 async def test_resolver_failure_changes_nothing(error: Exception):
-    """Nor does an answer without an address; it is said once, and once again when it is over."""
+    """Nor does an answer without an address; the log has one failure, and one recovery."""
     pool, names, log = WorkerPool(), Names("10.0.0.1"), structlog.testing.LogCapture()
     workers = discovery(pool, names=names, logger=structlog.wrap_logger(None, processors=[log]))
     service = parse_service(SERVICE)
@@ -203,7 +201,7 @@ async def test_name_is_resolved_at_intervals_and_at_reload():
 
 
 async def test_resolution_of_a_replaced_name_is_dropped():
-    """The reload came while the resolver was still thinking."""
+    """The reload happened during the resolution."""
     pool, names = WorkerPool(), Names("10.0.0.1")
     workers = discovery(pool, names=names)
     workers.replace([], None)
@@ -218,7 +216,7 @@ async def test_system_resolver_returns_addresses():
 
 @given(st.lists(st.sets(st.sampled_from("abcd")), max_size=10))
 def test_pool_matches_the_newest_list(lists: list[set[str]]):
-    """Whatever came before, when nothing is in flight."""
+    """After any previous lists, when no request is in flight."""
     pool = WorkerPool()
     workers = discovery(pool)
     for names in lists:

@@ -43,7 +43,7 @@ def plan(training: dict[str, Any] | None, **settings: Any) -> LaunchPlan:
 
 
 def asked(environment: dict[str, str]) -> EngineReading:
-    """What a plugin in that environment says, as the other side reads it."""
+    """What a plugin in that environment reports, as the other side parses it."""
     control = SchedulerControl(FakeScheduler(), FakeClock(), environment)
     return parse_reading(200, control.command("{}", "vllm"))
 
@@ -53,7 +53,7 @@ def promise(length: float, tokens: int) -> dict[str, Any]:
 
 
 def test_expectation_in_the_record_reaches_the_reading():
-    """Through the environment of the worker, and nothing else of the record with it."""
+    """Through the worker's environment, without the rest of the record."""
     made = plan({**promise(2.7, MOST), "recipe": {"secret": 1}})
     assert dict(made.environment)[EXPECTATION] == (f'{{"acceptance_length":2.7,"draft_tokens":{MOST}}}')
     assert asked(dict(made.environment)).expected_length == 2.7
@@ -106,7 +106,7 @@ def test_only_a_loaded_draft_has_an_expectation():
 
 @given(st.text() | JSON.map(json.dumps))
 def test_plugin_starts_whatever_the_environment_contains(text: str):
-    """An engine must never fail for it; what makes no sense is no promise."""
+    """An engine must never fail because of it; a malformed promise is ignored."""
     reading = asked({EXPECTATION: text})
     assert reading.controllable
     assert reading.expected_length is None or 1.0 <= reading.expected_length <= 1 + MOST
@@ -133,7 +133,7 @@ def test_a_plugin_of_an_earlier_version_is_read_as_before():
 
 @given(JSON)
 def test_any_expectation_is_parsed_or_ignored(said: Any):
-    """A reading is never lost for it: control would go blind."""
+    """A reading is never lost because of it: control would be blind."""
     answer = json.loads(SchedulerControl(FakeScheduler(), FakeClock(), {}).command("{}", "vllm"))
     reading = parse_reading(200, json.dumps(answer | {"expected": said}))
     assert reading.controllable
@@ -141,7 +141,7 @@ def test_any_expectation_is_parsed_or_ignored(said: Any):
 
 
 def test_engine_without_hooks_still_reports_the_expectation():
-    """Whoever can only look on needs it as well."""
+    """A gateway that only observes needs it too."""
     answer = json.loads(
         SchedulerControl(
             FakeScheduler(), FakeClock(), {EXPECTATION: '{"acceptance_length":2,"draft_tokens":3}'}

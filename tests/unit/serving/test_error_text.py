@@ -1,4 +1,4 @@
-"""A worker's words, in the shape clients expect."""
+"""A worker's errors, in the shape that clients expect."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_vllm_error_keeps_its_message_and_loses_its_number():
 
 
 def test_a_code_that_is_a_string_is_kept():
-    """It may be what a client acts on."""
+    """Clients may depend on it."""
     assert error_of('{"error": {"message": "x", "code": "rate_limited"}}')["code"] == "rate_limited"
 
 
@@ -103,7 +103,7 @@ def test_html_error_is_truncated():
 
 @given(JSON_VALUE.map(json.dumps) | st.text())
 def test_every_error_has_the_four_members_and_can_be_sent(text: str):
-    """Whatever a worker answers, the client gets an error it can parse, in UTF-8."""
+    """For any answer of a worker, the client gets an error that it can parse, in UTF-8."""
     error = error_of(text)
     normalise_error(text, 500).encode()
     assert list(error) == ["message", "type", "param", "code"]

@@ -92,7 +92,7 @@ def test_tool_calls_and_reasoning_are_read_by_the_parsers_of_the_settings():
 
 @pytest.mark.parametrize(("task", "convert"), [("embed", "embed"), ("score", "classify")])
 def test_worker_for_another_task_has_no_draft(task: str, convert: str):
-    """Golden: whatever the settings say of a draft, which by default is one."""
+    """Golden: even if the settings name a draft, as they do by default."""
     assert plan(task=task, served_name="demo").argv == (
         *PYTHON,
         *("--served-model-name", "demo", "--host", "127.0.0.1", "--port", "8000"),
@@ -125,7 +125,7 @@ def test_starts_eight_gpus():
 
 
 def test_starts_the_target_alone():
-    """Golden: no draft, no speculation, and nothing said about it."""
+    """Golden: no draft, no speculation arguments."""
     assert plan(draft=None, method="none").argv == (
         *PYTHON,
         *("--served-model-name", "llama-70b", "--host", "127.0.0.1", "--port", "8000"),
@@ -145,7 +145,7 @@ def test_starts_the_target_alone():
     ],
 )
 def test_drafts_without_a_draft_model(method, expected):
-    """Golden: these methods name no model; the table that controls K is there all the same."""
+    """Golden: these methods name no model; the table that controls K is still set."""
     config = speculation(plan(draft=None, method=method, draft_tokens=2, max_num_seqs=16).argv)
     table = [[1, 14, 2], [15, 15, 1], [16, 16, 0]]
     assert config == expected | {
@@ -160,12 +160,12 @@ def test_is_deterministic():
 
 
 def test_hides_the_environment_when_printed():
-    """A plan in a log line says nothing of the operator's variables."""
+    """A plan in a log line must not contain the operator's variables."""
     assert "private" not in repr(plan(environment={"HOME": "private"}))
 
 
 def test_needs_a_draft_for_eagle3():
-    """The contradiction is named with both settings."""
+    """The error names both settings."""
     with pytest.raises(ConfigurationError, match=r"worker.method is eagle3, but worker.draft"):
         plan(draft=None)
 
@@ -189,7 +189,7 @@ def test_suffix_decoding_names_its_missing_package():
     ],
 )
 def test_refuses_a_schedule_with_a_hole(schedule, complaint):
-    """vLLM fills gaps by itself, and cuts K off: what the operator meant would be guessed."""
+    """vLLM fills gaps and cuts K off silently, instead of doing what the operator meant."""
     with pytest.raises(ConfigurationError, match=complaint):
         draft_token_schedule(WorkerSettings(draft_token_schedule=schedule))
 
@@ -213,14 +213,14 @@ def test_keeps_a_schedule_as_given():
     ],
 )
 def test_names_the_draft_tokens_to_choose_among(largest, tokens, expected):
-    """None of them may be compiled later; where there are few batch sizes, 0 is the last to go."""
+    """None can be compiled later; with few batch sizes, 0 is dropped last."""
     settings = WorkerSettings(max_num_seqs=largest, draft_tokens=tokens)
     assert draft_token_schedule(settings) == expected
 
 
 @given(largest=st.integers(1, 512), tokens=st.integers(1, 16))
 def test_schedule_covers_every_batch_size(largest, tokens):
-    """Once each, within what the draft can do, most of them the most it can, and fewer for larger batches."""
+    """Once each, never above K, with K at most batch sizes and fewer at the largest."""
     schedule = draft_token_schedule(WorkerSettings(max_num_seqs=largest, draft_tokens=tokens))
     sizes = [size for first, last, _count in schedule for size in range(first, last + 1)]
     counts = [count for _first, _last, count in schedule]
@@ -233,7 +233,7 @@ def test_schedule_covers_every_batch_size(largest, tokens):
 
 
 def test_installs_the_middleware_if_there_is_a_token():
-    """The worker is told where the token is, never the token itself."""
+    """The worker is given the path of the token, never the token itself."""
     made = plan(control_token_file=Path("/data/control.token"), environment={"HOME": "/home"})
     at = made.argv.index("--middleware")
     assert made.argv[at + 1] == "appliance.serving.vllm.middleware.SpeculationMiddleware"
@@ -244,14 +244,14 @@ def test_installs_the_middleware_if_there_is_a_token():
 
 
 def test_worker_without_a_token_has_no_appliance_routes():
-    """Nobody could be told from anybody else."""
+    """It could not authenticate callers."""
     made = plan()
     assert "--middleware" not in made.argv
     assert "APPLIANCE_CONTROL_TOKEN_FILE" not in made.environment
 
 
 def test_a_worker_without_a_draft_can_be_restarted_too():
-    """The plugin is there in every worker: a restart may bring the draft back."""
+    """Every worker has the plugin: a restart may bring the draft back."""
     made = plan(draft=None, method="none", control_token_file=Path("/data/control.token"))
     assert "--middleware" in made.argv
 
@@ -264,7 +264,7 @@ def test_named_middleware_exists():
 
 @pytest.mark.parametrize("argument", sorted(REFUSED))
 def test_refuses_arguments_that_allow_egress(argument):
-    """Every refused argument says why, whichever way it is written."""
+    """Every refused argument is refused in every spelling, with the reason."""
     for spelling in (argument, f"{argument}=x", argument[:2] + argument[2:].replace("-", "_")):
         with pytest.raises(ConfigurationError, match="is refused: ") as refusal:
             check_extra_arguments((spelling,))
@@ -279,7 +279,7 @@ def test_refuses_arguments_that_allow_egress(argument):
     ],
 )
 def test_refuses_arguments_in_any_spelling(argument):
-    """vLLM's parser takes beginnings, underscores and nested names; so do we."""
+    """vLLM's parser accepts prefixes, underscores and nested names."""
     with pytest.raises(ConfigurationError, match="is refused"):
         check_extra_arguments((argument, "x"))
 
@@ -295,7 +295,7 @@ def test_refuses_arguments_in_any_spelling(argument):
     ],
 )
 def test_passes_harmless_arguments(arguments):
-    """Everything else goes to vLLM as it is, after our own arguments."""
+    """Unchanged, after our own arguments."""
     assert plan(extra_arguments=arguments).argv[len(plan().argv) :] == arguments
 
 
@@ -307,7 +307,7 @@ def test_passes_harmless_arguments(arguments):
     ],
 )
 def test_refuses_more_gpus_than_there_are(device, settings):
-    """Found here, not after minutes of loading."""
+    """Before minutes of loading."""
     with pytest.raises(ConfigurationError, match="GPUs"):
         plan(device, **settings)
 
@@ -324,7 +324,7 @@ def test_several_nodes_may_exceed_this_machines_gpus():
 
 
 def test_further_node_is_headless():
-    """Same model and same arguments by another door: vLLM's server module knows no `--headless`."""
+    """With the same arguments: vLLM's server module has no `--headless`."""
     nodes = ("--nnodes", "2", "--master-addr", "10.0.0.5", "--node-rank")
     wide = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
     head = plan(EIGHT_GPUS, **wide, extra_arguments=(*nodes, "0"))
@@ -347,14 +347,13 @@ def test_further_node_is_headless():
     ],
 )
 def test_preloads_openmp_on_a_cpu(preloaded, expected):
-    """What the operator preloads stays, and a second OpenMP is never added."""
+    """The operator's preloads stay, and a second OpenMP is never added."""
     device = Device(kind=DeviceKind.CPU, count=1, bfloat16=False, openmp=Path("/lib/libiomp5.so"))
     environment = {} if preloaded is None else {"LD_PRELOAD": preloaded}
     assert plan(device, environment=environment).environment["LD_PRELOAD"] == expected
 
 
 def test_leaves_a_gpu_worker_without_preload():
-    """There, OpenMP does not matter."""
     assert "LD_PRELOAD" not in plan(EIGHT_GPUS).environment
 
 
@@ -368,7 +367,7 @@ def test_leaves_a_gpu_worker_without_preload():
     ],
 )
 def test_wildcard_host_is_reached_at_loopback(host, url):
-    """An address to listen on everywhere is none to connect to."""
+    """A wildcard address cannot be connected to."""
     assert plan(host=host).url == url
 
 
@@ -376,12 +375,11 @@ def test_wildcard_host_is_reached_at_loopback(host, url):
     ("eager", "device", "expected"), [(None, CPU, 1), (False, CPU, 0), (True, EIGHT_GPUS, 1)]
 )
 def test_compiles_on_a_gpu_only_by_default(eager, device, expected):
-    """A CPU starts eagerly unless told otherwise, a GPU never does."""
     assert plan(device, eager=eager).argv.count("--enforce-eager") == expected
 
 
 def test_nothing_is_compiled_while_serving_on_an_eager_cpu():
-    """A request that meets a compiled function must not wait for a C++ compiler, or die for lack of one."""
+    """No request may wait for a C++ compiler, or fail because there is none."""
     assert plan(CPU).environment["TORCH_COMPILE_DISABLE"] == "1"
     assert "TORCH_COMPILE_DISABLE" not in plan(CPU, eager=False).environment
     assert "TORCH_COMPILE_DISABLE" not in plan(EIGHT_GPUS).environment

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names of NVIDIA's bindings
-"""Promises of `appliance.serving.nvml`, with bindings that answer as NVIDIA's do."""
+"""NVML, with bindings that answer as NVIDIA's do."""
 
 from types import SimpleNamespace
 
@@ -79,12 +79,12 @@ def test_meter_is_none_for_gpus_it_cannot_name(visible):
 
 @pytest.mark.parametrize(("visible", "count"), [(None, 8), ("2,3", 4), ("0", 2)])
 def test_meter_is_none_for_a_worker_on_several_machines(visible, count):
-    """The GPUs of this machine would pass for all of them."""
+    """The GPUs of this machine would be taken for all of them."""
     assert open_meter(visible, count, Bindings) is None
 
 
 def test_meter_reports_nothing_without_bindings_or_counters():
-    """No bindings, or a GPU older than Volta, or one that is lost later."""
+    """Also with a GPU older than Volta, or one that is lost later."""
     assert open_meter(None, 1, lambda: None) is None
     assert open_meter(None, 1, lambda: Bindings((None,))) is None
     bindings = Bindings()
@@ -130,7 +130,7 @@ def test_driver_is_none_without_bindings():
 
 
 def test_driver_that_answers_with_an_error_raises():
-    """Rather than reporting a GPU without memory."""
+    """Otherwise it would report a GPU without memory."""
     bindings = Bindings(memory=False)
     with pytest.raises(OSError, match="memory of GPU 0"):
         read_driver(lambda: bindings)

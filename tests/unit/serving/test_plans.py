@@ -1,4 +1,4 @@
-"""What is on trial is never what one falls back to."""
+"""A draft under test is never the plan to fall back to."""
 
 import json
 
@@ -28,7 +28,7 @@ def plan(name: str) -> LaunchPlan:
 
 
 class Standing:
-    """What is in service; a draft on trial counts until its promotion is over."""
+    """The active draft; a draft under test counts until its promotion ends."""
 
     def __init__(self) -> None:
         self.in_service, self.over = "settings", False
@@ -50,15 +50,15 @@ def plans(standing) -> WorkerPlans:
 
 
 async def start(plans: WorkerPlans, *, healthy: bool = True) -> str:
-    """Start by the plan in force; which one that was."""
+    """Start by the plan in force, and return it."""
     await plans.prepare()
     if healthy:
         plans.record_health()
     return plans.current.argv[0]
 
 
-def request(plans: WorkerPlans, wished: RestartRequest) -> None:
-    plans.request_restart(wished)
+def request(plans: WorkerPlans, wanted: RestartRequest) -> None:
+    plans.request_restart(wanted)
     assert plans.accept_request()
 
 
@@ -70,7 +70,7 @@ async def test_draft_is_chosen_before_every_start(plans, standing):
 
 
 async def test_draft_under_test_does_not_outlive_its_promotion(plans, standing):
-    """Whoever crashes comes back on trial, and afterwards does not."""
+    """A worker that crashes restarts with it during the promotion, and not afterwards."""
     request(plans, TRIED)
     assert [await start(plans), await start(plans)] == ["trial", "trial"]
     standing.over = True
@@ -78,7 +78,7 @@ async def test_draft_under_test_does_not_outlive_its_promotion(plans, standing):
 
 
 async def test_start_without_draft_chooses_none(plans, standing):
-    """It was told to leave it out, whatever is in service."""
+    """The request excludes a draft, whichever is active."""
     standing.in_service = "promoted"
     request(plans, RestartRequest(with_draft=False))
     assert await start(plans) == "alone"
@@ -89,7 +89,7 @@ async def test_start_without_draft_chooses_none(plans, standing):
 
 
 async def test_failed_trial_falls_back_to_the_active_draft(plans, standing):
-    """Which may have changed since the worker was started last."""
+    """It may have changed since the last start."""
     assert await start(plans) == "settings"
     standing.in_service = "promoted"
     request(plans, TRIED)
@@ -111,7 +111,7 @@ async def test_failed_active_draft_rolls_back_to_the_last_working_plan(plans, st
 
 
 async def test_draft_under_test_is_never_rolled_back_to(plans, standing):
-    """It was never decided on."""
+    """It was never promoted."""
     assert await start(plans) == "settings"
     request(plans, TRIED)
     assert await start(plans) == "trial"
@@ -128,10 +128,10 @@ async def test_worker_that_never_worked_cannot_roll_back(plans):
 
 
 def test_restart_request_round_trips_through_the_file(tmp_path):
-    """By way of the file, once."""
+    """It is read once."""
     file = tmp_path / "request"
-    for wished in (TRIED, RestartRequest(with_draft=True), RestartRequest(with_draft=False)):
-        assert parse_restart_request(json.loads(json.dumps(wished.body()))) == wished
+    for wanted in (TRIED, RestartRequest(with_draft=True), RestartRequest(with_draft=False)):
+        assert parse_restart_request(json.loads(json.dumps(wanted.body()))) == wanted
     plans = WorkerPlans(plan("settings"), restart_file=file)
     file.write_text(json.dumps(TRIED.body()))
     assert plans.restart_requested
@@ -156,12 +156,11 @@ def test_restart_request_round_trips_through_the_file(tmp_path):
     ],
 )
 def test_malformed_restart_request_is_ignored(content):
-    """Nothing is guessed: a draft without its promotion would never end being tried."""
+    """A draft without its promotion would stay under test for ever."""
     assert parse_restart_request(content) is None
 
 
 @given(st.recursive(st.none() | st.booleans() | st.text(), lambda inner: st.dictionaries(st.text(), inner)))
 def test_any_json_is_a_restart_request_or_none(content):
-    """Whatever lies in the file."""
     found = parse_restart_request(content)
     assert found is None or parse_restart_request(found.body()) == found

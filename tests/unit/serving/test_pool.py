@@ -1,4 +1,4 @@
-"""Who may be chosen, and how busy they are."""
+"""Which workers may be chosen, and how busy they are."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ DEMO = ServedModel(name="demo", max_model_len=2048, created=1)
 
 
 def looked_at(pool: WorkerPool, worker: Worker) -> None:
-    """Store a good look at a worker."""
+    """Store a successful scrape of a worker."""
     pool.update(replace(pool.snapshot(worker.worker_id), healthy=True, models=(DEMO,)))
 
 
@@ -41,25 +41,24 @@ def pool() -> WorkerPool:
 
 
 def test_new_worker_is_unhealthy_until_it_is_scraped(pool: WorkerPool):
-    """Nothing is sent to a worker on trust."""
     assert not pool.any_healthy()
     looked_at(pool, A)
     assert pool.any_healthy()
 
 
 def test_a_new_worker_is_in_the_mode_it_was_started_in(pool: WorkerPool):
-    """The first snapshot knows what the start said."""
+    """The first snapshot has the mode and reason of the start."""
     assert pool.snapshot(A.worker_id).decision.mode is SpeculationMode.TARGET_ONLY
 
 
 def test_workers_keep_the_order_they_came_in(pool: WorkerPool):
-    """Status pages do not jump."""
+    """Status pages rely on a stable order."""
     looked_at(pool, A)
     assert [seen.worker.worker_id for seen in pool.snapshots] == ["a", "b"]
 
 
 def test_unreachable_worker_is_excluded_until_its_next_scrape(pool: WorkerPool):
-    """The gateway reports, the control loop brings back."""
+    """The gateway reports it, the control loop readmits it."""
     looked_at(pool, A)
     pool.report_unreachable(A.worker_id)
     assert not pool.any_healthy()
@@ -74,7 +73,7 @@ def test_reporting_an_unknown_worker_is_ignored(pool: WorkerPool):
 
 
 def test_scrape_of_a_worker_that_left_is_dropped():
-    """A late look does not add a worker."""
+    """A late scrape does not add a worker."""
     pool, other = WorkerPool(), WorkerPool()
     other.add(A)
     pool.update(other.snapshot(A.worker_id))
@@ -89,7 +88,7 @@ def test_a_worker_that_is_down_still_has_its_models(pool: WorkerPool):
 
 
 def test_requests_are_counted_for_as_long_as_they_last(pool: WorkerPool):
-    """In and out, also when they fail."""
+    """Also requests that fail."""
     with occupied(pool, A.worker_id), occupied(pool, A.worker_id):
         assert pool.in_flight == {"a": 2, "b": 0}
     with pytest.raises(KeyError), occupied(pool, A.worker_id):
@@ -98,7 +97,7 @@ def test_requests_are_counted_for_as_long_as_they_last(pool: WorkerPool):
 
 
 def test_replaced_worker_keeps_its_requests_in_flight(pool: WorkerPool):
-    """The same id at another address is unhealthy at first; what runs is still running."""
+    """The same id at another address is unhealthy at first; running requests stay counted."""
     looked_at(pool, A)
     with occupied(pool, A.worker_id):
         pool.add(replace(A, url="http://127.0.0.1:3"))
@@ -108,7 +107,7 @@ def test_replaced_worker_keeps_its_requests_in_flight(pool: WorkerPool):
 
 
 def test_pool_is_not_ready_without_an_admitted_worker(pool: WorkerPool):
-    """Readiness says whether a request would be taken, not whether a process lives."""
+    """Readiness means that a request would be accepted, not that a process lives."""
     looked_at(pool, A)
     for admission in (Admission.DRAINING, Admission.CANARY):
         pool.set_admission(A.worker_id, admission)
@@ -118,7 +117,7 @@ def test_pool_is_not_ready_without_an_admitted_worker(pool: WorkerPool):
 
 
 async def test_admitting_a_worker_ends_the_wait_for_health(pool: WorkerPool):
-    """It was seen healthy before it was let in."""
+    """It was healthy before it was admitted."""
     pool.set_admission(A.worker_id, Admission.CANARY)
     looked_at(pool, A)
     waiting = asyncio.ensure_future(pool.wait_healthy())
@@ -130,7 +129,7 @@ async def test_admitting_a_worker_ends_the_wait_for_health(pool: WorkerPool):
 
 
 def test_scrape_changes_neither_admission_nor_avoidance(pool: WorkerPool):
-    """A look that began before the change, or after, does not undo it."""
+    """Not even a scrape that began before the change."""
     before = pool.snapshot(A.worker_id)
     pool.set_admission(A.worker_id, Admission.DRAINING)
     pool.set_avoided(A.worker_id, True)
@@ -144,7 +143,7 @@ def test_scrape_changes_neither_admission_nor_avoidance(pool: WorkerPool):
 
 
 def test_restart_does_not_admit_a_worker(pool: WorkerPool):
-    """A worker that comes back while it is kept out stays excluded until it is admitted."""
+    """A restarted worker stays excluded until it is admitted."""
     pool.set_admission(A.worker_id, Admission.CANARY)
     pool.set_avoided(A.worker_id, True)
     pool.add(replace(A, url="http://127.0.0.1:3"))
@@ -155,7 +154,7 @@ def test_restart_does_not_admit_a_worker(pool: WorkerPool):
 
 
 async def test_draining_ends_with_the_last_request(pool: WorkerPool):
-    """Nothing new is sent, what runs is finished, and other workers go on."""
+    """No new requests are sent, running ones finish, and other workers continue."""
     looked_at(pool, A)
     looked_at(pool, B)
     with occupied(pool, B.worker_id):
@@ -197,7 +196,7 @@ async def test_unknown_worker_is_drained_at_once():
 
 
 def test_drained_worker_receives_nothing_until_undrained(pool: WorkerPool):
-    """Whatever its health and its restarts."""
+    """Its health and restarts do not change that."""
     looked_at(pool, A)
     pool.set_drained(A.worker_id, True)
     assert not pool.any_healthy()
@@ -225,14 +224,14 @@ def test_leaving_worker_finishes_its_requests():
 
 
 def test_an_idle_worker_leaves_at_once(pool: WorkerPool):
-    """There is nothing to wait for; to leave twice is no error."""
+    """Leaving twice is not an error."""
     pool.leave(A.worker_id)
     pool.leave(A.worker_id)
     assert [seen.worker for seen in pool.snapshots] == [B]
 
 
 def test_a_worker_that_is_listed_again_stays(pool: WorkerPool):
-    """Before it was forgotten; a look in between does not change that it leaves."""
+    """If it was not forgotten yet; a scrape meanwhile does not cancel `leave`."""
     looked_at(pool, A)
     with occupied(pool, A.worker_id):
         pool.leave(A.worker_id)
@@ -244,7 +243,7 @@ def test_a_worker_that_is_listed_again_stays(pool: WorkerPool):
 
 
 def test_every_gain_of_capacity_is_reported(pool: WorkerPool):
-    """A request that ended, a worker that came, was let in, or was seen healthy again."""
+    """A request ended; a worker was added, admitted, or became healthy."""
     told: list[str] = []
     pool.on_capacity(lambda: told.append(now))
     changes = {

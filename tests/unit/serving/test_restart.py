@@ -1,4 +1,4 @@
-"""A canary, and to start again."""
+"""Canary requests, and restarts of a worker in another process."""
 
 import json
 import os
@@ -32,7 +32,7 @@ async def canary(fake: FakeWorker, seconds: float = 5.0) -> int:
 
 
 async def test_a_canary_is_a_small_greedy_completion():
-    """Nothing a sampler or a chat template could change, and long enough to verify a draft."""
+    """Independent of sampler and chat template, and long enough to verify a draft."""
     async with FakeWorker().serving() as fake:
         assert await canary(fake) == 10
     (body,) = fake.bodies
@@ -50,7 +50,7 @@ async def test_a_canary_is_a_small_greedy_completion():
     ],
 )
 async def test_canary_uses_the_task_of_the_worker(lacks, recorded, tokens):
-    """It lacks the routes of the others; what it counts is the prompt."""
+    """A worker lacks the routes of other tasks; without completion tokens the prompt's are counted."""
     answer = json.loads((RECORDED_AT / recorded).read_text(encoding="utf-8"))["body"]
     async with FakeWorker(lacks=lacks, answer=answer.encode()).serving() as fake:
         assert await canary(fake) == tokens
@@ -71,14 +71,13 @@ async def test_canary_uses_the_task_of_the_worker(lacks, recorded, tokens):
     ids=str,
 )
 async def test_a_canary_that_is_not_answered_with_tokens_has_failed(fields):
-    """Refused, nonsense, nothing, or broken off: none of them is a worker for others."""
+    """Refused, malformed, empty, or broken off: such a worker must not serve."""
     async with FakeWorker(**fields).serving() as fake:
         with pytest.raises(WorkerFailedError):
             await canary(fake)
 
 
 async def test_canary_times_out():
-    """A worker that hangs is no sound one."""
     async with FakeWorker(head_seconds=30.0).serving() as fake:
         with pytest.raises(WorkerFailedError, match="TimeoutError"):
             await canary(fake, seconds=0.05)
@@ -86,7 +85,7 @@ async def test_canary_times_out():
 
 @asynccontextmanager
 async def plugin(status: int):
-    """Stand in for the plugin: answers every restart with one status, and keeps what was sent."""
+    """A fake plugin: answers every restart with one status, and records the requests."""
     asked = []
 
     async def restart(request: web.Request) -> web.Response:
@@ -107,14 +106,14 @@ async def plugin(status: int):
 
 @pytest.mark.parametrize("with_draft", [True, False])
 async def test_restart_sends_the_token(with_draft):
-    """The plugin says that it has the request before the worker goes down."""
+    """The plugin confirms the request before the worker ends."""
     async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
         await client.restart(worker, request=RestartRequest(with_draft=with_draft), reason=Reason.COLLAPSED)
     assert asked == [("Bearer secret", {"with_draft": with_draft})]
 
 
 async def test_restart_names_the_draft_under_test():
-    """With its promotion; a plugin that knows neither reads the rest and leaves both."""
+    """With its promotion; a plugin of an earlier version ignores both."""
     tried = CandidateDraft(draft=f"sha256:{'a' * 64}", promotion="01J")
     async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
         request = RestartRequest(with_draft=True, candidate=tried)
@@ -143,7 +142,6 @@ async def test_any_other_answer_is_a_failure(status):
 
 
 async def test_unreachable_worker_is_a_failure():
-    """Nobody listens."""
     async with RestartClient.open(token="secret") as client:
         with pytest.raises(WorkerFailedError, match="could not be reached"):
             await client.restart(NOWHERE, request=WITH_DRAFT, reason=Reason.COLLAPSED)
@@ -166,7 +164,7 @@ def plan(name: str) -> LaunchPlan:
 async def test_plugin_and_supervisor_exchange_the_restart_request(
     tmp_path, monkeypatch, with_draft, expected
 ):
-    """One writes the file in one process, the other reads it in another: they have to agree."""
+    """They run in two processes, and share only the file."""
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
     monkeypatch.setenv(RESTART_FILE, str(tmp_path / "request"))

@@ -1,4 +1,4 @@
-"""Filter, score, pick."""
+"""The choice of a worker: filter, score, pick."""
 
 from dataclasses import replace
 
@@ -21,7 +21,6 @@ from appliance.speculation.values import NO_DRAFTS, SpeculationMode
 
 
 def metrics(running: int = 0, waiting: int = 0, kv_cache_usage: float = 0.0) -> WorkerMetrics:
-    """Return a worker's load."""
     return WorkerMetrics(
         running=running,
         waiting=waiting,
@@ -44,7 +43,6 @@ def snapshot(
     admission: Admission = Admission.ADMITTED,
     avoided: bool = False,
 ) -> WorkerSnapshot:
-    """Return a worker as the pool has it."""
     mode = SpeculationMode.SPECULATIVE if speculates else SpeculationMode.TARGET_ONLY
     return WorkerSnapshot(
         worker=Worker(worker_id=WorkerId(name), url=f"http://127.0.0.1/{name}", mode=mode),
@@ -57,7 +55,6 @@ def snapshot(
 
 
 def pick(snapshots: list[WorkerSnapshot], in_flight: dict | None = None, **asked) -> str | None:
-    """The worker a request goes to, or None."""
     chosen = lightest(candidates("demo", snapshots, **asked), in_flight or {})
     return chosen.worker.worker_id if chosen else None
 
@@ -95,7 +92,7 @@ def test_no_candidate_means_no_worker(snapshots: list[WorkerSnapshot]):
 
 @pytest.mark.parametrize(("may_speculate", "kind"), [(True, "No worker"), (False, "No target-only worker")])
 def test_error_names_the_missing_kind_of_worker(may_speculate: bool, kind: str):
-    """And names the model that was asked for."""
+    """And the model."""
     message = str(no_worker("demo", may_speculate=may_speculate))
     assert message.startswith(f"{kind} is ready for demo")
 
@@ -125,25 +122,25 @@ def test_own_requests_count_before_the_next_scrape():
 
 
 def test_a_request_is_not_counted_twice():
-    """Ours are among those the worker reports as running."""
+    """Our requests are among those that the worker reports as running."""
     seen = snapshot("a", load=metrics(running=5))
     assert score(seen, {WorkerId("a"): 5}) == score(seen, {})
 
 
 def test_equal_loads_are_decided_by_name():
-    """The same values give the same choice, whatever the order."""
+    """The same values give the same choice in any order."""
     both = [snapshot("b"), snapshot("a")]
     assert pick(both) == pick(both[::-1]) == "a"
 
 
 @pytest.mark.parametrize("admission", [Admission.DRAINING, Admission.CANARY])
 def test_worker_that_is_not_admitted_receives_nothing(admission: Admission):
-    """One that drains must become empty, and one that is tried out has not passed yet."""
+    """A draining one must become empty, and one under test has not passed its canary."""
     assert pick([snapshot("a", admission=admission)]) is None
 
 
 def test_a_request_that_must_not_be_speculated_goes_to_a_worker_without_a_draft():
-    """However busy that one is."""
+    """Even if that one is busier."""
     both = [snapshot("a", speculates=True), snapshot("b", load=metrics(running=60, waiting=9))]
     assert pick(both, may_speculate=False) == "b"
     assert pick(both[:1], may_speculate=False) is None
@@ -168,12 +165,12 @@ def test_a_worker_to_be_avoided_is_the_last_resort():
 
 @pytest.mark.parametrize("what", ["drained", "leaving"])
 def test_drained_or_leaving_worker_receives_nothing(what: str):
-    """It finishes what it has."""
+    """It finishes its requests."""
     assert pick([replace(snapshot("a"), **{what: True}), snapshot("b", load=metrics(running=9))]) == "b"
 
 
 def test_affinity_reduces_load_up_to_a_limit():
-    """At equal load it decides, against a little more it wins, against much more it loses."""
+    """It decides at equal load, outweighs a small difference, and not a large one."""
     both = (snapshot("a"), snapshot("b"))
     seen_by = {WorkerId("b"): 4 * AFFINITY_CHARACTERS}
     for busy, expected in ((0, "b"), (3, "b"), (5, "a")):
@@ -182,7 +179,7 @@ def test_affinity_reduces_load_up_to_a_limit():
 
 
 def test_affinity_does_not_override_avoidance():
-    """Nor would any load of the others."""
+    """Nor does the load of the others."""
     both = (snapshot("a", avoided=True), snapshot("b", load=metrics(running=60)))
     assert lightest(both, {}, seen_by={WorkerId("a"): 16384}).worker.worker_id == "b"
 
@@ -225,5 +222,5 @@ def test_pick_is_the_best_of_the_eligible_workers(
     ],
 )
 def test_a_target_only_worker_that_will_be_back_counts(snapshots: list[WorkerSnapshot], expected: bool):
-    """For one that is away or has not said what it serves, a client is told to wait."""
+    """For one that is down or has not listed its models, a client is told to wait."""
     assert has_target_only("demo", snapshots) is expected

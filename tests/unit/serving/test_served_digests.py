@@ -1,4 +1,4 @@
-"""The digests its supervisor found, and nothing anybody made up."""
+"""Only digests that the supervisor computed are reported."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ ANSWER = {"controllable": False, "problems": ["started without a draft"], "engin
 
 
 async def said(monkeypatch, tmp_path, **environment: str) -> EngineReading:
-    """What the gateway reads of a worker that was started in this environment."""
+    """What the gateway reads from a worker that was started in this environment."""
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
     for name in (TARGET_DIGEST, DRAFT_DIGEST):
@@ -47,13 +47,13 @@ async def said(monkeypatch, tmp_path, **environment: str) -> EngineReading:
 
 @pytest.mark.parametrize("draft", [DRAFT, ""])
 async def test_worker_reports_its_weights(monkeypatch, tmp_path, draft):
-    """Also one without a draft, whose engine says nothing at all."""
+    """Also one without a draft, whose engine reports nothing."""
     reading = await said(monkeypatch, tmp_path, **{TARGET_DIGEST: TARGET, DRAFT_DIGEST: draft})
     assert (reading.target, reading.draft) == (TARGET, draft)
 
 
 async def test_worker_without_a_supervisor_reports_no_digests(monkeypatch, tmp_path):
-    """Nobody has read what it serves."""
+    """Its weights were never digested."""
     reading = await said(monkeypatch, tmp_path)
     assert (reading.target, reading.draft) == ("", "")
 

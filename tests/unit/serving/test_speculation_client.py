@@ -1,4 +1,4 @@
-"""What is read off a plugin's answer, and what is refused."""
+"""How a plugin's answer is parsed, and what is refused."""
 
 import copy
 import json
@@ -94,14 +94,14 @@ def test_parses_a_plugins_reading():
 
 
 def test_a_worker_without_the_plugin_cannot_be_controlled():
-    """That is an answer: the worker serves all the same."""
+    """That is a reading, not a failure: the worker serves."""
     reading = parse_reading(404, '{"detail":"Not Found"}')
     assert (reading.controllable, reading.epoch, reading.table) == (False, "", ())
     assert reading.problems == ("the worker runs without the plugin, or was given no control token",)
 
 
 def test_a_worker_with_another_token_cannot_be_controlled():
-    """Likewise, with what to look at."""
+    """The reading names the token as the reason."""
     reading = parse_reading(401, '{"error":"the control token is missing or wrong"}')
     assert (reading.controllable, reading.problems) == (
         False,
@@ -124,7 +124,7 @@ def test_engine_without_hooks_still_reports_its_counters():
 
 
 def test_a_refusal_is_a_failure_with_the_plugins_reason():
-    """So is whatever else it answers."""
+    """Any other status is a failure too."""
     with pytest.raises(WorkerFailedError, match=r"answered 400: no such table\.$"):
         parse_reading(400, '{"error": "no such table"}')
     with pytest.raises(WorkerFailedError, match=r"\(500\) is malformed"):
@@ -152,7 +152,7 @@ def test_a_refusal_is_a_failure_with_the_plugins_reason():
     ],
 )
 def test_answer_with_an_impossible_value_is_refused(path, value):
-    """What decides over a worker is never half read."""
+    """Figures that decide about a worker are never used partly."""
     with pytest.raises(WorkerFailedError, match=r"^The answer of the worker's plugin \(200\) is malformed"):
         parse_reading(200, changed(path, value))
 
@@ -193,7 +193,7 @@ def test_text_that_is_not_json_is_a_failure(text, status):
 
 
 def test_command_carries_table_mode_reason_and_probe():
-    """The words on the wire are those of the audit log."""
+    """The wire uses the words of the audit log."""
     command = SpeculationCommand(
         table=((1, 8, 3), (9, 64, 0)),
         mode=SpeculationMode.PROBING,

@@ -1,4 +1,4 @@
-"""Frames come out as they went in, however they were cut."""
+"""Frames are the same wherever reads end."""
 
 import json
 from itertools import pairwise
@@ -17,20 +17,19 @@ FRAMES = st.lists(FRAME, max_size=12)
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """Cut bytes at these places."""
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     return [data[start:end] for start, end in pairwise(edges)]
 
 
 def fed(reads: list[bytes]) -> tuple[bytes, bytes]:
-    """Return the frames and the rest after these reads."""
+    """The frames and the rest after these reads."""
     buffer = sse.FrameBuffer()
     return b"".join(buffer.feed(read) for read in reads), buffer.rest
 
 
 @given(FRAMES, LINE, st.lists(st.integers(0), max_size=30))
 def test_frames_are_the_same_wherever_reads_end(frames: list[bytes], unfinished: str, places: list[int]):
-    """Reads end anywhere, inside characters too; the frames are the same and so is what is left."""
+    """Also inside characters; the rest is the same too."""
     stream = b"".join(frames) + unfinished.encode()
     whole, rest = fed(cut(stream, places))
     assert whole == b"".join(frames)
@@ -39,19 +38,18 @@ def test_frames_are_the_same_wherever_reads_end(frames: list[bytes], unfinished:
 
 @given(FRAMES)
 def test_frames_are_split_as_they_were_joined(frames: list[bytes]):
-    """`split_frames` gives back the single frames."""
     assert sse.split_frames(b"".join(frames)) == frames
 
 
 @given(st.text("a\n", max_size=12).map(str.encode), st.lists(st.integers(0, 12), max_size=12))
 def test_extra_blank_lines_are_cut_the_same_way_too(stream: bytes, places: list[int]):
-    """Blank lines between frames are allowed: where the reads end still makes no difference."""
+    """Blank lines between frames are allowed, and do not depend on where reads end."""
     assert fed(cut(stream, places)) == fed([stream])
 
 
 @given(st.text("a\n", max_size=30).map(str.encode))
 def test_no_byte_is_lost_or_added(stream: bytes):
-    """Frames and rest are the stream, and splitting the frames loses nothing either."""
+    """Neither by the buffer nor by `split_frames`."""
     frames, rest = fed([stream])
     assert frames + rest == stream
     assert b"".join(sse.split_frames(frames)) == frames
@@ -79,13 +77,13 @@ def test_frames_are_forwarded_as_soon_as_they_are_complete():
     ],
 )
 def test_frames_are_classified(frame: bytes, done: bool, usage: bool, error: bool):
-    """The end, usage and errors are recognised, and nothing else is."""
+    """The end, usage and errors are recognised, and no other frame."""
     assert (sse.is_done(frame), sse.is_usage(frame), sse.is_error(frame)) == (done, usage, error)
 
 
 @given(st.text())
 def test_completion_text_is_never_mistaken_for_a_member(text: str):
-    """Whatever a model writes, inside a string it is neither end nor usage nor error."""
+    """Inside a string, model output is neither end, usage nor error."""
     for content in (
         text,
         f'"usage":{{{text}',
@@ -114,7 +112,6 @@ def test_completion_text_is_never_mistaken_for_a_member(text: str):
     ],
 )
 def test_the_last_finish_reason_counts(frames: bytes, reason: str | None):
-    """The record says why the model stopped."""
     assert sse.finish_reason(frames) == reason
 
 
@@ -125,5 +122,5 @@ def test_a_payload_is_the_text_after_data():
 
 @pytest.mark.parametrize("frame", [b"data: [DONE]\n\n", b'data: {"usage":{}}\n\n', b'data: {"error":{}}\n\n'])
 def test_every_meaningful_frame_needs_care(frame: bytes):
-    """`needs_care` may be too careful, never too careless."""
+    """`needs_care` may report too many frames, never too few."""
     assert sse.needs_care(b'data: {"choices":[]}\n\n' + frame)

@@ -1,4 +1,4 @@
-"""Keeping a worker running, with a small program in its place that can fail in every way."""
+"""Supervision of a small program that can fail in every way."""
 
 import asyncio
 import errno
@@ -79,7 +79,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 class Fake:
-    """A supervised fake worker, and everything its supervisor said."""
+    """A supervised fake worker, and all events of its supervisor."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ def poll_until_dead(url):
 
 
 def descendants(ancestor):
-    """Living processes below one, however deep."""
+    """Living processes below one, at any depth."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -188,7 +188,7 @@ def is_alive(process):
 
 
 async def test_reports_every_event_of_a_workers_life(tmp_path):
-    """Starting, healthy, stopped: in that order, and nothing else."""
+    """Starting, healthy, stopped: in that order, and no other."""
     fake = Fake(tmp_path, "slow")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -199,7 +199,7 @@ async def test_reports_every_event_of_a_workers_life(tmp_path):
 
 
 async def test_restarts_a_dead_worker(tmp_path):
-    """Each death is told with what the worker said last, and answered with a start."""
+    """Each death is reported with the worker's last output, and followed by a start."""
     fake = Fake(tmp_path, "dies")
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -212,7 +212,7 @@ async def test_restarts_a_dead_worker(tmp_path):
 
 
 async def test_gives_up_after_too_many_failed_starts(tmp_path):
-    """The error names the worker, the count, the worker's own words and its log."""
+    """The error names the worker, the count, the cause and the log file."""
     fake = Fake(tmp_path, "raises", max_restarts=1)
     with pytest.raises(WorkerStartError) as failure:
         await fake.supervisor.run()
@@ -225,14 +225,13 @@ async def test_gives_up_after_too_many_failed_starts(tmp_path):
 
 
 async def test_gives_up_a_start_that_takes_too_long(tmp_path):
-    """The phase it hangs in is part of the message."""
+    """The message names the phase in which it hangs."""
     fake = Fake(tmp_path, "sleeps", max_startup_seconds=1)
     with pytest.raises(WorkerStartError, match="not healthy after 1 s, while loading the target"):
         await fake.supervisor.run()
 
 
 async def test_ends_a_worker_that_no_longer_answers(tmp_path):
-    """A worker that hangs is as dead as one that ended."""
     fake = Fake(
         tmp_path,
         "hangs",
@@ -270,7 +269,7 @@ async def test_stop_ends_the_whole_tree(tmp_path, mode):
 
 
 async def test_cancellation_ends_the_whole_tree(tmp_path):
-    """A task group that falls apart takes the worker with it."""
+    """A failing task group ends the worker."""
     fake = Fake(tmp_path, "parent")
     task = asyncio.create_task(fake.supervisor.run())
     await fake.supervisor.healthy()
@@ -282,7 +281,7 @@ async def test_cancellation_ends_the_whole_tree(tmp_path):
 
 
 async def test_a_killed_guardian_is_noticed(tmp_path):
-    """Somebody kills the process between us and the worker: the worker ends and comes back."""
+    """The worker ends and is started again."""
     fake = Fake(tmp_path, "serves")
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -296,7 +295,7 @@ async def test_a_killed_guardian_is_noticed(tmp_path):
 
 
 async def test_port_in_use_is_not_mistaken_for_the_worker(tmp_path):
-    """A taken port is a failed start, whatever answers there."""
+    """A port in use is a failed start, even if a server answers there."""
     fake = Fake(tmp_path, "serves")
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", fake.plan.port)
     async with server:
@@ -307,7 +306,7 @@ async def test_port_in_use_is_not_mistaken_for_the_worker(tmp_path):
 
 
 async def test_stops_during_the_restart_delay(tmp_path):
-    """Nobody waits a minute for a stop."""
+    """`stop` does not wait for the delay."""
     fake = Fake(tmp_path, "raises", max_restarts=9, timing=SupervisorTiming(poll=0.02))
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -365,7 +364,7 @@ async def test_a_signal_that_comes_too_late_costs_no_exit_status(tmp_path, monke
 
 
 async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
-    """A worker that was told to leave its draft out does not come back with it by accident."""
+    """A worker that was restarted without its draft does not get it back by accident."""
     fake = Fake(tmp_path, "serves", target_only="dies")
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -379,7 +378,7 @@ async def test_a_death_later_is_answered_by_the_same_plan(tmp_path):
 
 @pytest.mark.parametrize(("with_draft", "plan"), [(False, "without"), (True, "with")])
 async def test_restart_request_file_takes_effect_once(tmp_path, with_draft, plan):
-    """The plugin writes it and ends its server: the end was wanted, and the file is gone."""
+    """The plugin writes it and ends its server; the supervisor removes it."""
     fake = Fake(
         tmp_path, "serves", target_only="serves", timing=SupervisorTiming(poll=0.02, check=0.02, kill=3.0)
     )
@@ -402,7 +401,7 @@ async def test_restart_request_file_takes_effect_once(tmp_path, with_draft, plan
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"with_draft": 1}', "\udcff"])
 async def test_malformed_restart_request_counts_as_a_death(tmp_path, content):
-    """Whatever lies there is removed, and the worker starts again as it was."""
+    """The file is removed, and the worker starts again by the same plan."""
     fake = Fake(tmp_path, "serves", target_only="serves")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -417,7 +416,7 @@ async def test_malformed_restart_request_counts_as_a_death(tmp_path, content):
 
 
 async def test_restart_request_of_an_earlier_process_is_dropped(tmp_path):
-    """It was left when everything was killed; the settings decide about a first start."""
+    """The settings decide about a first start."""
     fake = Fake(tmp_path, "serves", target_only="serves")
     fake.request.write_text('{"with_draft": false}')
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
@@ -430,7 +429,7 @@ async def test_restart_request_of_an_earlier_process_is_dropped(tmp_path):
 
 
 async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path):
-    """After its drain time nothing of it is left, and the new one has the port."""
+    """None of its processes is left after its drain time, and the new one gets the port."""
     fake = Fake(
         tmp_path,
         "stubborn",
@@ -452,7 +451,7 @@ async def test_a_worker_that_ignores_sigterm_is_restarted_all_the_same(tmp_path)
 
 
 async def test_plan_that_never_works_is_rolled_back(tmp_path):
-    """Trying something else must not end a service that ran."""
+    """A new plan must not end a service that worked."""
     fake = Fake(tmp_path, "serves", target_only="raises", max_restarts=1)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -543,7 +542,7 @@ async def test_restart_requested_while_a_draft_is_read_is_accepted_first(tmp_pat
 
 
 async def test_restart_ends_the_restart_delay(tmp_path, monkeypatch):
-    """Whoever wants another plan has it at once, even while the supervisor waits after a death."""
+    """A request takes effect at once, even while the supervisor waits after a death."""
     monkeypatch.setattr("appliance.serving.supervise.restart_delay_seconds", lambda *_: 600.0)
     fake = Fake(tmp_path, "raises", target_only="serves", max_restarts=9)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
@@ -596,7 +595,7 @@ async def test_a_node_of_several_that_ends_is_not_started_alone(tmp_path, node):
 
 
 async def test_a_further_node_is_healthy_without_an_answer(tmp_path):
-    """It has no HTTP; nor can it be restarted by itself."""
+    """It serves no HTTP; nor can it be restarted alone."""
     fake = Fake(tmp_path, "sleeps", node="further")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -613,7 +612,7 @@ async def test_stop_before_run_does_not_wait():
 
 
 def test_guardian_kills_everything_when_its_supervisor_is_gone():
-    """The kernel closes our end of the pipe when we are killed; that is all the guardian needs."""
+    """The kernel closes the pipe of a killed supervisor; the guardian needs nothing else."""
     tree = (
         "import subprocess, sys; subprocess.Popen(['setsid', 'sleep', '60']); subprocess.run(['sleep', '60'])"
     )
@@ -658,7 +657,7 @@ def test_guardian_ends_as_its_worker_did(program, status):
 
 
 def test_guardian_reports_a_command_it_cannot_run():
-    """A missing interpreter is a line in the worker's log, not a silence."""
+    """In the worker's log, as for a missing interpreter."""
     reader, writer = os.pipe()
     answer = subprocess.run(
         [sys.executable, "-I", "-S", "-c", guardian_source(), "/no/such/python"],
@@ -710,12 +709,12 @@ def test_finds_the_root_in_real_logs(log, expected):
     ],
 )
 def test_finds_the_root_in_short_logs(log, expected):
-    """Whatever there is, one line comes out."""
+    """Any log gives exactly one line."""
     assert failure_line(log) == expected
 
 
 def test_names_the_latest_phase():
-    """A line that says nothing about progress changes nothing."""
+    """Lines without a phase change nothing."""
     assert (
         find_phase("x Starting to load model y\nLoading safetensors checkpoint shards: 50%\nnoise")
         == "loading weights"
@@ -724,7 +723,7 @@ def test_names_the_latest_phase():
 
 
 def test_restart_delay_grows_with_each_death():
-    """1, 2, 4 and so on up to a minute: the same every time, so that tests and operators can count."""
+    """1, 2, 4 seconds and so on up to a minute, without randomness."""
     assert [restart_delay_seconds(deaths, 60.0) for deaths in (0, 1, 2, 3, 6, 7, 1000)] == [
         1,
         2,
@@ -737,7 +736,7 @@ def test_restart_delay_grows_with_each_death():
 
 
 def test_keeps_the_last_three_logs(tmp_path):
-    """The log of the start that failed first is what explains the others."""
+    """The log of the first failed start explains the later ones."""
     log = tmp_path / "logs" / "worker-w1.log"
     for content in ("one", "two", "three", "four", "five"):
         rotate(log)
@@ -780,7 +779,7 @@ async def test_log_of_a_running_worker_is_rotated(tmp_path):
 
 
 def test_log_that_cannot_be_copied_is_not_rotated(tmp_path, monkeypatch):
-    """A full disk is no reason to throw away what explains it."""
+    """A full disk must not cost the log that explains it."""
     log = tmp_path / "worker-w1.log"
     log.write_text("a long line\n" * 100)
 

@@ -42,7 +42,7 @@ def test_other_parameters_may_go_to_a_speculating_worker(body: dict):
 
 @pytest.mark.parametrize("value", ["x", [0.1], {"a": 1}, "nan", -1, True])
 def test_value_of_the_wrong_type_is_left_to_the_worker(value: object):
-    """Any worker says what is wrong with it; nothing here fails on it."""
+    """Every worker reports such an error itself; nothing fails here."""
     members = parse_members(json.dumps({"min_p": value, "logit_bias": value if value != {"a": 1} else 5}))
     assert refused_under_speculation(members) == ("min_p" if value is True else None)
 

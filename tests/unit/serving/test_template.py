@@ -140,7 +140,7 @@ def test_a_text_without_markers_is_plain(prompt: str):
 
 
 def test_only_the_beginning_of_a_raw_prompt_is_read():
-    """A template shows at once, and a long prompt costs no more than a short one."""
+    """Markers are at the beginning, and a long prompt costs no more than a short one."""
     assert raw("x" * 2000 + "<|user|>") == "raw-plain"
 
 

@@ -81,7 +81,7 @@ def test_malformed_count_is_not_reported(count: object):
 
 @given(st.dictionaries(st.sampled_from(["usage", "metrics", "choices"]), VALUE))
 def test_any_answer_of_a_worker_is_parsed_or_refused(answer: dict):
-    """Whatever a worker sends, counts are whole numbers of zero or more."""
+    """Counts are always whole numbers of zero or more."""
     usage = parsed(answer)
     assert usage.prompt_tokens >= 0
     assert usage.completion_tokens >= 0

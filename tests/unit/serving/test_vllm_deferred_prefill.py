@@ -1,8 +1,8 @@
 """
 The draft's cache ends up as if it had run at every step.
 
-Two worlds are given the same batches: in one the draft runs when vLLM runs it, in the other when it
-must.  Their drafts write down what they would keep in their KV caches.
+Two engines compute the same batches: in one the draft runs when vLLM runs it, in the other when it must.
+Their drafts record what they would write to their KV caches.
 """
 
 import copy
@@ -50,7 +50,7 @@ class Metadata:
 
 @dataclass
 class Request:
-    """One request; its tokens are a function of its text, so that both worlds agree on them."""
+    """One request; its tokens are a function of its text, so both engines agree on them."""
 
     name: int
     text: int
@@ -67,7 +67,7 @@ class Request:
         return max(0, self.prompt - self.computed)
 
     def slot(self, position: int) -> int:
-        """Where a position is kept."""
+        """The KV cache slot of a position."""
         return self.blocks[position // BLOCK] * BLOCK + position % BLOCK
 
 
@@ -81,12 +81,11 @@ class Row:
 
 
 def token(text: int, position: int) -> int:
-    """The token a text has at a position."""
     return (text * 7919 + position * 104729) % 32000
 
 
 class Drafter:
-    """A draft that writes down what each slot of its cache is made of."""
+    """A draft that records what each slot of its cache is made of."""
 
     needs_extra_input_slots = False
 
@@ -201,8 +200,8 @@ class Runner:
         )
 
 
-class World:
-    """A target with its draft, working through batches."""
+class FakeEngine:
+    """A target with its draft, computing batches."""
 
     def __init__(
         self,
@@ -223,12 +222,11 @@ class World:
 
     @property
     def cache(self) -> dict[int, tuple]:
-        """What the draft has written."""
         return self.drafter.cache
 
     @property
     def deferred(self) -> int:
-        """Places of running requests that the draft has not been run over."""
+        """Slots of running requests that the draft has not been run over."""
         deferred = getattr(self.runner, "appliance_deferred", None)
         if deferred is None or deferred._is_deferred is None:
             return 0
@@ -240,11 +238,10 @@ class World:
         return int(deferred._is_deferred[sorted(places)].sum()) if places else 0
 
     def add(self, name: int, prompt: int = 3) -> None:
-        """Take a request in."""
         self.requests[name] = Request(name=name, text=name, prompt=prompt)
 
     def share(self, name: int, other: int) -> None:
-        """Take in a request that begins like another one, and finds its full blocks in the prefix cache."""
+        """Add a request with the prefix of another one: its full blocks are in the prefix cache."""
         held = self.requests[other]
         full = (held.computed - 1) // BLOCK
         self.requests[name] = Request(
@@ -260,11 +257,11 @@ class World:
         self.free = [block for block in blocks if block not in held] + self.free
 
     def finish(self, name: int) -> None:
-        """Let a request go; others get its blocks first, to make the most of any confusion."""
+        """Remove a request; its blocks are reused first, so that a mistake shows."""
         self._let_go(self.requests.pop(name).blocks)
 
     def preempt(self, name: int) -> None:
-        """Take a request's blocks away; it will be computed again."""
+        """Free a request's blocks; it will be computed again."""
         request = self.requests[name]
         self.requests[name] = Request(name=name, text=request.text, prompt=request.computed)
         self._let_go(request.blocks)
@@ -360,30 +357,29 @@ class World:
 
 
 class Pair:
-    """The same batches in both worlds."""
+    """Two engines that compute the same batches."""
 
     def __init__(self, *names: int, max_num_tokens: int = BUFFER) -> None:
-        self.eager = World(lazy=False)
-        self.lazy = World(lazy=True, max_num_tokens=max_num_tokens)
+        self.eager = FakeEngine(lazy=False)
+        self.lazy = FakeEngine(lazy=True, max_num_tokens=max_num_tokens)
         for name in names:
             self.do("add", name)
         if names:
             self.step(0)
 
     def do(self, what: str, *how: Any) -> None:
-        """Let the same thing happen in both."""
-        for world in (self.eager, self.lazy):
-            getattr(world, what)(*how)
+        for engine in (self.eager, self.lazy):
+            getattr(engine, what)(*how)
 
     def step(self, k: int, rows: list[tuple[int, int, int]] | None = None, **odd: Any) -> None:
-        """Compute the same batch in both; all requests, unless told otherwise."""
+        """Compute the same batch in both engines; all requests by default."""
         rows = rows or [(name, BUFFER, 0) for name in self.lazy.requests]
-        answers = [world.step(rows, k, **copy.copy(odd)) for world in (self.eager, self.lazy)]
+        answers = [engine.step(rows, k, **copy.copy(odd)) for engine in (self.eager, self.lazy)]
         assert answers[0].shape == answers[1].shape == (len(rows), k)
         assert answers[0].dtype == answers[1].dtype
 
     def differences(self) -> list[tuple[int, int]]:
-        """Requests and positions at which the lazy draft keeps something else than the eager one."""
+        """Requests and positions at which the two caches differ."""
         return [
             (name, position)
             for name, request in self.lazy.requests.items()
@@ -393,12 +389,12 @@ class Pair:
 
     @property
     def forwards(self) -> tuple[int, int]:
-        """How often either draft has run."""
+        """Runs of each draft."""
         return len(self.eager.drafter.calls), len(self.lazy.drafter.calls)
 
 
 def test_a_step_that_drafts_nothing_does_not_run_the_draft():
-    """Neither over prompts nor after them: that is what is saved."""
+    """Neither for prompts nor after them."""
     pair = Pair(1, 2)
     for _ in range(50):
         pair.step(0)
@@ -406,7 +402,7 @@ def test_a_step_that_drafts_nothing_does_not_run_the_draft():
 
 
 def test_the_draft_catches_up_before_it_drafts_again():
-    """In one forward over all that is deferred, and then its own."""
+    """In one forward over all deferred tokens; its own forward follows."""
     pair = Pair(1, 2)
     for _ in range(5):
         pair.step(0)
@@ -428,7 +424,7 @@ def test_replayed_slots_are_not_deferred_again():
 
 
 def test_the_draft_catches_up_in_the_rows_of_the_batch_that_comes_next():
-    """Rows move, requests leave: each token goes where its request is now."""
+    """Rows move and requests leave: each token is replayed in the current row of its request."""
     pair = Pair(1, 2, 3)
     pair.step(0, [(1, 1, 0), (2, 1, 0), (3, 1, 0)])
     pair.step(0, [(3, 1, 0), (1, 1, 0), (2, 1, 0)])
@@ -440,7 +436,7 @@ def test_the_draft_catches_up_in_the_rows_of_the_batch_that_comes_next():
 
 
 def test_ended_request_is_not_replayed():
-    """Its blocks are others' by now, and what was deferred of them is gone."""
+    """Other requests own its blocks by then."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.do("finish", 1)
@@ -463,7 +459,7 @@ def test_preempted_request_is_not_replayed():
 
 
 def test_prefix_cache_hit_includes_deferred_slots():
-    """It is paid once for all who share the block."""
+    """They are replayed once for all requests that share the block."""
     pair = Pair()
     pair.do("add", 1, 9)
     pair.step(0)
@@ -490,7 +486,7 @@ def test_separate_deferred_spans_are_replayed_separately():
 
 
 def test_request_outside_the_batch_stays_deferred():
-    """It is paid when it drafts, and not before."""
+    """It is replayed only before it drafts."""
     pair = Pair(1, 2)
     pair.step(0)
     pair.step(1, [(2, 1, 0)])
@@ -500,7 +496,7 @@ def test_request_outside_the_batch_stays_deferred():
 
 
 def test_replay_is_chunked_to_the_drafts_buffers():
-    """Its buffers are made for so many tokens, and so many requests."""
+    """They have a maximum number of tokens and of requests."""
     pair = Pair(1, 2, 3, max_num_tokens=10)
     for _ in range(20):
         pair.step(0)
@@ -511,7 +507,7 @@ def test_replay_is_chunked_to_the_drafts_buffers():
 
 
 def test_a_step_that_verifies_drafts_is_run():
-    """Which of its tokens stay is for vLLM to work out."""
+    """Which of its tokens remain is known to vLLM only."""
     pair = Pair(1, 2)
     pair.step(3)
     pair.step(0, [(1, 1, 2), (2, 1, 0)])
@@ -539,7 +535,7 @@ class OtherRunner(CountingRunner):
 
 
 class PictureRunner(CountingRunner):
-    """One whose target reads pictures, which have no token ids."""
+    """One whose target reads images, which have no token ids."""
 
     supports_mm_inputs = True
 
@@ -581,29 +577,29 @@ VERIFYING = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode
     ],
 )
 def test_unknown_runner_is_left_unchanged(how, odd):
-    """No hidden states of layers, drafts to verify, pictures, tokens not there yet, no model."""
-    world = World(lazy=True, **how)
-    world.add(1, 1)
+    """No hidden states of layers, drafts to verify, images, tokens that are not there yet, no model."""
+    engine = FakeEngine(lazy=True, **how)
+    engine.add(1, 1)
     for _ in range(3):
-        world.step([(1, 1, 0)], 0, **odd)
-    assert (world.runner.runs, world.deferred) == (3, 0)
+        engine.step([(1, 1, 0)], 0, **odd)
+    assert (engine.runner.runs, engine.deferred) == (3, 0)
 
 
 def test_a_vllm_that_names_its_arguments_is_understood():
-    """By position or by name is all the same."""
-    world = World(lazy=True)
-    world.add(1)
-    world.step([(1, 9, 0)], 0)
-    deferred = world.deferred
-    named = world._arguments([Row(request=world.requests[1], tokens=1)], 0)
+    """Positional and keyword arguments are equivalent."""
+    engine = FakeEngine(lazy=True)
+    engine.add(1)
+    engine.step([(1, 9, 0)], 0)
+    deferred = engine.deferred
+    named = engine._arguments([Row(request=engine.requests[1], tokens=1)], 0)
     first = named.pop("scheduler_output")
-    assert world.runner.propose_draft_token_ids(first, **named).shape == (1, 0)
-    assert world.deferred == deferred
-    assert world.drafter.calls == []
+    assert engine.runner.propose_draft_token_ids(first, **named).shape == (1, 0)
+    assert engine.deferred == deferred
+    assert engine.drafter.calls == []
 
 
 class Chance:
-    """Random traffic, the same for both worlds."""
+    """Random traffic, the same for both engines."""
 
     def __init__(self, random: Random, max_num_tokens: int) -> None:
         self.random = random
@@ -613,11 +609,10 @@ class Chance:
 
     @property
     def running(self) -> list[int]:
-        """Names of the requests there are."""
         return list(self.pair.lazy.requests)
 
     def happen(self) -> None:
-        """Let requests come and go, now and then, and compute a batch of those that are there."""
+        """Add and remove requests at random, and compute a batch."""
         draw = self.random
         if not self.running or (len(self.running) < 4 and draw.random() < 0.2):
             self.names += 1
@@ -638,7 +633,7 @@ class Chance:
             self.step(self.k)
 
     def step(self, k: int) -> None:
-        """Compute one batch, in any order, its prompts in pieces."""
+        """Compute one batch, in any order, with prompts in chunks."""
         draw, order = self.random, self.running
         draw.shuffle(order)
         self.pair.step(k, [(name, draw.randint(1, 5), draw.randint(0, 3)) for name in order])
@@ -646,7 +641,7 @@ class Chance:
 
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 40), room=st.integers(4, 24))
 def test_draft_cache_equals_that_of_a_draft_run_at_every_step(random, steps, room):
-    """Requests join, leave and are preempted; blocks change hands; K goes up and down."""
+    """Requests join, leave and are preempted; blocks are reused; K changes."""
     chance = Chance(random, room)
     pair = chance.pair
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Who is answered, and how a worker is told to restart."""
+"""Which calls are answered, and how a worker is restarted."""
 
 import asyncio
 import json
@@ -29,7 +29,6 @@ class Core:
         self.asked: list[tuple[str, str]] = []
 
     async def call_utility_async(self, name: str, text: str) -> str:
-        """Pass a command on to the engine's process."""
         self.asked.append((name, text))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -37,8 +36,6 @@ class Core:
 
 
 class Reply:
-    """What was sent back."""
-
     def __init__(self, sent: list[dict[str, Any]]) -> None:
         self.status = sent[0]["status"]
         self.headers = dict(sent[0]["headers"])
@@ -46,7 +43,6 @@ class Reply:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The JSON in it."""
         return json.loads(self.body)
 
 
@@ -62,7 +58,6 @@ class Worker:
         self.middleware = SpeculationMiddleware(self.serve)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
-        """vLLM's own routes."""
         self.passed.append((scope, receive, send))
 
     async def ask(
@@ -95,7 +90,7 @@ class Worker:
 
 
 class Meter:
-    """GPUs that count; they fall silent once told to."""
+    """An energy meter that can stop answering."""
 
     gpus = 2
 
@@ -111,7 +106,7 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Start workers, supervised and with a token unless told otherwise."""
+    """Start workers, by default supervised and with a token."""
 
     def make(core: Core | None = None, *, token: str | None = TOKEN, supervised: bool = True) -> Worker:
         monkeypatch.delenv(TOKEN_FILE, raising=False)
@@ -128,7 +123,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The signals that were sent, instead of sending them."""
+    """Records signals instead of sending them."""
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
     return sent
@@ -137,7 +132,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("token", [None, "", " \n"])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_routes_do_not_exist_without_a_token(start, token, method, path):
-    """An empty file is no token: otherwise everybody would have it."""
+    """An empty file is no token: otherwise every caller would have it."""
     worker = start(token=token)
     scope = {"type": "http", "method": method, "path": path, "headers": [(b"authorization", b"Bearer ")]}
     await worker.middleware(scope, None, None)
@@ -156,7 +151,7 @@ async def test_routes_do_not_exist_without_a_token(start, token, method, path):
     ],
 )
 async def test_everything_else_passes_through_untouched(start, scope):
-    """The very objects, and nothing is asked of the engine."""
+    """The same objects, and no call of the engine."""
     worker, before, receive, send = start(), dict(scope), object(), object()
     await worker.middleware(scope, receive, send)
     ((passed, *channels),) = worker.passed
@@ -179,7 +174,7 @@ async def test_everything_else_passes_through_untouched(start, scope):
 )
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_call_without_the_token_is_refused(start, signals, tmp_path, method, path, headers):
-    """Before anything is read, asked or done."""
+    """Before the body is read."""
     worker = start()
     reply = await worker.ask(method, path, b'{"with_draft": true}', headers=headers)
     assert (reply.status, reply.content) == (401, {"error": "the control token is missing or wrong"})
@@ -193,7 +188,7 @@ async def test_a_token_file_may_end_with_a_newline(start):
 
 
 async def test_a_question_is_passed_to_the_engine(start):
-    """As an empty command; the answer comes back as it is, in JSON."""
+    """As an empty command; the answer is returned unchanged."""
     worker = start()
     reply = await worker.ask("GET", SPECULATION_PATH)
     assert (reply.status, reply.content) == (200, READING)
@@ -203,7 +198,7 @@ async def test_a_question_is_passed_to_the_engine(start):
 
 
 async def test_a_command_is_passed_to_the_engine(start):
-    """Word for word, however it arrived."""
+    """Unchanged, in one part or several."""
     worker, text = start(), json.dumps({"table": [[1, 64, 0]], "mode": "target_only"})
     for piece in (1, 9, len(text)):
         reply = await worker.ask("PUT", SPECULATION_PATH, text.encode(), piece=piece)
@@ -212,7 +207,7 @@ async def test_a_command_is_passed_to_the_engine(start):
 
 
 async def test_a_command_the_engine_refuses_is_a_bad_request(start):
-    """With what the engine said about it."""
+    """With the engine's reason."""
     refusal = {"error": "not a command: [2] draft tokens are not among [0, 3]"}
     reply = await start(Core(json.dumps(refusal))).ask("PUT", SPECULATION_PATH, b"{}")
     assert (reply.status, reply.content) == (400, refusal)
@@ -230,7 +225,7 @@ async def test_a_command_the_engine_refuses_is_a_bad_request(start):
 )
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 async def test_engine_without_commands_is_reported_uncontrollable(start, core, method):
-    """An engine made differently, or one that fails at it, serves all the same; no detail leaks."""
+    """An engine of another structure, or one that fails at it, still serves; no detail leaks."""
     worker = start()
     worker.app.state.engine_client.engine_core = core
     reply = await worker.ask(method, SPECULATION_PATH, b"{}")
@@ -241,7 +236,7 @@ async def test_engine_without_commands_is_reported_uncontrollable(start, core, m
 
 
 async def test_engine_that_does_not_answer_times_out(start, monkeypatch):
-    """A server that waits for an engine that is gone could not end; and silence is no answer."""
+    """A server that waits for a dead engine could not end."""
     monkeypatch.setattr(middleware, "RPC_SECONDS", 0.01)
     worker = start()
     worker.core.call_utility_async = lambda _name, _text: asyncio.Event().wait()
@@ -250,7 +245,7 @@ async def test_engine_that_does_not_answer_times_out(start, monkeypatch):
 
 
 async def test_ending_worker_refuses_commands(start, signals):
-    """From its answer on, its engine may be gone."""
+    """Its engine may have ended already."""
     worker = start()
     await worker.ask("POST", RESTART_PATH, b'{"with_draft": true}')
     reply = await worker.ask("GET", SPECULATION_PATH)
@@ -266,7 +261,6 @@ async def test_a_body_too_long_is_never_a_command(start):
 
 
 async def test_body_that_is_not_utf8_is_refused_by_the_engine(start):
-    """The engine answers for what it does not understand."""
     worker = start()
     await worker.ask("PUT", SPECULATION_PATH, b"\xff{}")
     assert worker.core.asked == [(RPC, "\ufffd{}")]
@@ -277,7 +271,7 @@ async def test_body_that_is_not_utf8_is_refused_by_the_engine(start):
     [("POST", SPECULATION_PATH), ("DELETE", SPECULATION_PATH), ("GET", RESTART_PATH), ("PUT", RESTART_PATH)],
 )
 async def test_no_other_method_does_anything(start, signals, method, path):
-    """It is named in the answer."""
+    """The answer names the method."""
     worker = start()
     reply = await worker.ask(method, path, b'{"with_draft": true}')
     assert (reply.status, reply.content) == (405, {"error": f"{path} does not accept {method}"})
@@ -286,7 +280,7 @@ async def test_no_other_method_does_anything(start, signals, method, path):
 
 @pytest.mark.parametrize("with_draft", [True, False])
 async def test_restart_stores_its_request_and_ends_the_server(start, signals, tmp_path, with_draft):
-    """The request is there as a whole, and nothing else, when the supervisor looks for it."""
+    """The supervisor finds a complete request, and no other file."""
     request = {"with_draft": with_draft}
     reply = await start().ask("POST", RESTART_PATH, json.dumps(request).encode())
     assert (reply.status, reply.content) == (202, request)
@@ -296,7 +290,7 @@ async def test_restart_stores_its_request_and_ends_the_server(start, signals, tm
 
 
 async def test_a_restart_is_answered_before_the_server_ends(start, monkeypatch, tmp_path):
-    """Afterwards it refuses connections; and by then the request is on disk."""
+    """Afterwards it refuses connections; the request is on disk by then."""
     sent: list[dict[str, Any]] = []
     seen: list[tuple[int, bool]] = []
     monkeypatch.setattr(os, "kill", lambda *_: seen.append((len(sent), (tmp_path / "restart.json").exists())))
@@ -323,7 +317,7 @@ async def test_worker_without_a_supervisor_does_not_end_itself(start, signals):
     "body", [b"", b"{}", b"[]", b"7", b'"with_draft"', b"{", b"\xff", b'{"with_draft": "false"}']
 )
 async def test_restart_needs_with_draft(start, signals, tmp_path, body):
-    """Nothing is guessed, and nothing ends."""
+    """A request without it is refused, and the server continues."""
     reply = await start().ask("POST", RESTART_PATH, body)
     assert (reply.status, reply.content) == (400, {"error": 'send {"with_draft": true} or false'})
     assert signals == []
@@ -331,7 +325,7 @@ async def test_restart_needs_with_draft(start, signals, tmp_path, body):
 
 
 async def test_reading_includes_energy(start, monkeypatch):
-    """Of as many GPUs as the engine uses, looked for once; nothing where none measures it."""
+    """Of as many GPUs as the engine uses, opened once; absent if none measures it."""
     meter, asked = Meter(), []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     monkeypatch.setattr(middleware, "open_meter", lambda *found: asked.append(found) or meter)

@@ -1,5 +1,5 @@
 """
-What is changed in a worker, and what is not.
+What the plugin changes in a worker.
 
 vLLM itself is never imported, which takes seconds; where it is installed, its source is read.
 """
@@ -49,7 +49,6 @@ class Engine:
         self.scheduler_class, self.core_class = Scheduler, EngineCore
 
     def start(self, **how: Any) -> Any:
-        """Make a scheduler and the core around it."""
         return self.core_class(self.scheduler_class(**how))
 
 
@@ -62,12 +61,11 @@ def engine() -> Engine:
 
 
 def ask(core: Any, **request: Any) -> dict[str, Any]:
-    """Send a command to an engine core."""
     return json.loads(getattr(core, RPC)(json.dumps(request)))
 
 
 def test_every_new_scheduler_is_controlled(engine):
-    """Each on its own: two engines of a process share nothing."""
+    """Two engines of a process share no state."""
     first, second = engine.start(), engine.start()
     ask(first, table=[[1, 8, 0]], mode="target_only", reason="collapsed")
     assert first.scheduler.dynamic_sd_lookup == [0] * len(LOOKUP)
@@ -76,7 +74,6 @@ def test_every_new_scheduler_is_controlled(engine):
 
 
 def test_uncontrollable_scheduler_is_left_unchanged_and_reported(engine):
-    """Its methods are its own."""
     core = engine.start(num_spec_tokens=0)
     assert "schedule" not in vars(core.scheduler)
     answer = ask(core)
@@ -94,7 +91,7 @@ def test_loading_the_plugin_twice_is_idempotent(engine):
 
 
 def test_drafts_are_not_fetched_after_a_step_without_draft_tokens(engine):
-    """A round trip to the workers, each step; with drafts, or without a step, nothing is spared."""
+    """That saves a round trip each step; with drafts, or without a step, they are fetched."""
     core = engine.start()
     core.post_step(True)
     core.scheduler.add("a")
@@ -113,7 +110,6 @@ def test_drafts_are_not_fetched_after_a_step_without_draft_tokens(engine):
 
 
 def test_drafts_are_fetched_after_the_hooks_are_removed(engine):
-    """A withdrawn plugin spares nothing."""
     core = engine.start()
     ask(core, table=[[1, 8, 0]])
     core.scheduler.add("a")
@@ -125,7 +121,7 @@ def test_drafts_are_fetched_after_the_hooks_are_removed(engine):
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A vLLM to import, of stand-ins."""
+    """Fake modules of vLLM."""
     engine = Engine()
 
     class Runner:
@@ -187,7 +183,6 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
-    """All that the plugin does there."""
     propose = modules.runner.propose_draft_token_ids
     register()
     assert ask(modules.engine.start())["engine"] == ENGINE
@@ -198,7 +193,7 @@ def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
 
 
 def test_gpu_worker_gets_control_only(modules):
-    """The repairs are for defects of the CPU build, and the draft was only checked there."""
+    """The repairs are for defects of the CPU build, and deferred prefill was only verified there."""
     modules.is_cpu = False
     propose = modules.runner.propose_draft_token_ids
     register()
@@ -209,7 +204,7 @@ def test_gpu_worker_gets_control_only(modules):
 
 
 def test_runner_of_another_structure_is_left_unchanged(modules):
-    """Other arguments, or no such method: then the draft runs as often as vLLM has it."""
+    """With other arguments, or without the method, the draft runs at every step."""
     worker = sys.modules["vllm.v1.worker.gpu_model_runner"]
     propose = modules.proposer.propose
     for runner in (modules.other_runner, type("Renamed", (), {})):
@@ -221,7 +216,7 @@ def test_runner_of_another_structure_is_left_unchanged(modules):
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point():
-    """In the group and by the name that the launcher lets through."""
+    """In the group and by the name that the launcher allows."""
     (entry,) = (
         entry
         for entry in importlib.metadata.entry_points(group="vllm.general_plugins")
@@ -263,12 +258,12 @@ def methods(module: str, name: str) -> set[str]:
 
 
 def test_vllm_reports_an_engines_gpus_with_data_parallel_copies():
-    """Data parallelism included: energy of a part must not pass for the whole (`serving.vllm.middleware`)."""
+    """Energy of some GPUs must not be reported as that of all (`serving.vllm.middleware`)."""
     assert "world_size_across_dp" in methods("config.parallel", "ParallelConfig")
 
 
 def test_the_installed_vllm_proposes_with_the_arguments_we_know():
-    """Or the draft would silently never be spared."""
+    """With other arguments the draft would run at every step, without an error."""
     (method,) = (
         node
         for node in ast.walk(tree("v1.worker.gpu_model_runner"))
@@ -290,14 +285,13 @@ def test_the_installed_vllm_proposes_with_the_arguments_we_know():
     ],
 )
 def test_fakes_have_only_members_of_the_installed_vllm(module, name, stand_in, our_own):
-    """What is tested against them is there in a worker too."""
     if module == "v1.engine":
         module = "v1.engine.__init__"
     assert set(stand_in.__dataclass_fields__) - our_own <= fields(module, name)
 
 
 def test_installed_scheduler_is_controllable():
-    """As far as its source shows without starting it."""
+    """As far as its source shows."""
     members = {
         node.attr for node in ast.walk(tree("v1.core.sched.scheduler")) if isinstance(node, ast.Attribute)
     }
@@ -305,7 +299,7 @@ def test_installed_scheduler_is_controllable():
 
 
 def test_every_draft_token_is_sampled_with_the_parameters_of_its_request():
-    """[batch] values and running counts to [tokens] values, whichever type they have."""
+    """[batch] values and running counts to [tokens] values, of any type."""
     sampler = SimpleNamespace(expand_batch_to_tokens=None)
     repair_cpu_sampling(sampler, SimpleNamespace())
     temperature = torch.tensor([0.5, 0.0, 1.5])
@@ -347,7 +341,7 @@ def test_a_step_in_which_nothing_was_drafted_is_sampled_as_without_a_draft():
 
 
 def test_the_installed_vllm_samples_with_the_arguments_we_know():
-    """Or a step without drafts would silently cost what one with drafts does."""
+    """Otherwise a step without drafts would cost as much as one with drafts, without an error."""
     (method,) = (
         node
         for node in ast.walk(tree("v1.worker.gpu_model_runner"))
@@ -373,7 +367,7 @@ def test_waiting_process_sleeps(monkeypatch):
 
 
 def test_the_installed_vllm_waits_with_the_name_that_is_replaced():
-    """Or its processes would silently go on occupying a core each."""
+    """Otherwise each of its processes would occupy a core, without an error."""
     waits = [
         node
         for node in ast.walk(tree("distributed.device_communicators.shm_broadcast"))
@@ -383,7 +377,6 @@ def test_the_installed_vllm_waits_with_the_name_that_is_replaced():
 
 
 def test_module_without_these_functions_is_left_unchanged():
-    """A vLLM made differently has other defects."""
     rejection, top_k, shared_memory = SimpleNamespace(), SimpleNamespace(), SimpleNamespace()
     repair_cpu_sampling(rejection, top_k)
     sleep_while_waiting(shared_memory)

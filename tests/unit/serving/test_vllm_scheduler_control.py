@@ -1,4 +1,4 @@
-"""What is counted, what is obeyed, and how it withdraws."""
+"""What is counted, which commands are applied, and how the hooks are removed."""
 
 import json
 from collections import Counter, deque
@@ -33,7 +33,7 @@ INITIAL = ((1, 6, 3), (7, 7, 1), (8, 8, 0))
 
 
 class Controlled:
-    """A scheduler under our hooks."""
+    """A scheduler with our hooks."""
 
     def __init__(self, *requests: str, scheduler: FakeScheduler | None = None) -> None:
         self.clock = FakeClock()
@@ -45,26 +45,25 @@ class Controlled:
             self.work()  # their prompts
 
     def work(self, steps: int = 1, **how: Any) -> None:
-        """Let the engine make so many steps."""
+        """Run this many steps."""
         work(self.scheduler, self.clock, steps, **how)
 
     def tell(self, **request: Any) -> dict[str, Any]:
-        """Carry out a command; the answer as it travels."""
+        """Send a command; returns the answer as JSON."""
         return json.loads(self.control.command(json.dumps(request), ENGINE))
 
     @property
     def reading(self) -> EngineReading:
-        """The answer as the other side reads it."""
+        """The answer as the client parses it."""
         return parse_reading(200, self.control.command("{}", ENGINE))
 
     @property
     def steps(self) -> dict[tuple[int, int], int]:
-        """How many steps of each kind were counted."""
+        """Counted steps by kind."""
         return {kind: cell.steps for kind, cell in self.reading.steps.items()}
 
 
 def test_complete_scheduler_has_no_problems():
-    """The stand-in is one that can be controlled."""
     assert find_problems(FakeScheduler()) == []
 
 
@@ -83,7 +82,7 @@ def test_complete_scheduler_has_no_problems():
     ],
 )
 def test_problems_name_what_a_scheduler_lacks(name, value, problem):
-    """One line for each thing that keeps it from being controlled."""
+    """One line for each missing part."""
     scheduler = FakeScheduler()
     setattr(scheduler, name, value)
     assert find_problems(scheduler) == [problem]
@@ -95,7 +94,7 @@ def test_object_that_is_not_a_scheduler_has_problems():
 
 
 def test_counts_steps_in_which_every_request_verified_all_its_draft_tokens():
-    """By batch bucket and draft tokens, with what they took and gave."""
+    """By batch bucket and draft tokens, with their time and tokens."""
     controlled = Controlled("a", "b", "c")
     controlled.work(5, seconds=0.02, accepted=2)
     cell = controlled.reading.steps[4, 3]
@@ -106,7 +105,7 @@ def test_counts_steps_in_which_every_request_verified_all_its_draft_tokens():
 
 
 def test_counts_no_step_in_which_a_prompt_was_processed():
-    """Alone or with others; from the next step on, the newcomer verifies like all others."""
+    """Alone or with others; the new request counts from the next step on."""
     controlled = Controlled("a")
     assert controlled.steps == {}
     controlled.scheduler.add("b")
@@ -144,7 +143,7 @@ def test_counts_no_step_between_two_numbers_of_draft_tokens():
 
 
 def test_counts_no_step_without_requests():
-    """An engine that cleans up after its last request has not decoded."""
+    """An engine that cleans up after its last request decodes nothing."""
     controlled = Controlled("a")
     controlled.scheduler.finish("a")
     controlled.work()
@@ -152,7 +151,7 @@ def test_counts_no_step_without_requests():
 
 
 def test_a_step_takes_from_the_end_of_the_one_before_while_there_is_work():
-    """What happens between two steps is part of what a token costs."""
+    """The time between two steps is part of a token's cost."""
     controlled = Controlled("a")
     controlled.clock.advance(0.03)
     controlled.work(seconds=0.01)
@@ -160,7 +159,7 @@ def test_a_step_takes_from_the_end_of_the_one_before_while_there_is_work():
 
 
 def test_a_step_after_idling_takes_from_its_own_start():
-    """Nobody waited meanwhile."""
+    """No request waited before it."""
     controlled = Controlled("a")
     controlled.scheduler.finish("a")
     controlled.work()
@@ -173,7 +172,7 @@ def test_a_step_after_idling_takes_from_its_own_start():
 
 
 def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
-    """Two are scheduled before the first one's output is there; the table changes between them."""
+    """Two are scheduled before the first output arrives; the table changes between them."""
     controlled = Controlled("a")
     scheduler, clock = controlled.scheduler, controlled.clock
     first = scheduler.schedule()
@@ -194,7 +193,7 @@ def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
 
 
 def test_stalled_steps_are_excluded():
-    """Once a kind of step is known, one that takes ten times as long is another matter, and is told."""
+    """A step that takes ten times the mean of its kind is counted as a stall only."""
     controlled = Controlled("a")
     controlled.work(seconds=1.0)
     controlled.work(STALL_AFTER, seconds=0.01)
@@ -242,7 +241,7 @@ def test_every_start_of_an_engine_is_an_epoch_of_its_own():
 
 
 def test_a_table_is_in_force_at_the_next_step():
-    """And its mode and reason are repeated in readings."""
+    """Its mode and reason are repeated in readings."""
     controlled = Controlled("a")
     command = SpeculationCommand(
         table=((1, 4, 1), (5, LARGEST, 0)), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
@@ -256,7 +255,7 @@ def test_a_table_is_in_force_at_the_next_step():
 
 
 def test_reading_changes_nothing():
-    """An empty command is a question."""
+    """The empty command only reads."""
     controlled = Controlled("a")
     controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 4]])
     before = controlled.tell()
@@ -288,7 +287,7 @@ def test_reading_changes_nothing():
     ],
 )
 def test_invalid_command_changes_nothing(text):
-    """Not even the half of it that could; the answer says what is wrong with it, in one line."""
+    """No part of it is applied; the answer has the reason in one line."""
     controlled = Controlled("a")
     controlled.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="healthy", probe=[[3, 5]])
     before = controlled.tell()
@@ -300,7 +299,7 @@ def test_invalid_command_changes_nothing(text):
 
 
 def test_a_table_may_end_before_or_after_the_largest_batch():
-    """What it says last holds for all that follow; what cannot happen is not kept."""
+    """The last range holds for all larger batches; impossible batch sizes are dropped."""
     controlled = Controlled()
     assert controlled.tell(table=[[1, 2, 3], [3, 4, 0]])["table"] == [[1, 2, 3], [3, LARGEST, 0]]
     assert controlled.tell(table=[[1, 2, 3], [3, 4096, 1]])["table"] == [[1, 2, 3], [3, LARGEST, 1]]
@@ -332,7 +331,7 @@ def test_probe_runs_by_count_and_then_the_table_is_in_force():
 
 
 def test_a_probe_counts_steps_whatever_is_in_them():
-    """Prompts that arrive meanwhile do not make it longer; steps scheduled before it do not shorten it."""
+    """Prompts that arrive during it do not make it longer; steps scheduled before do not shorten it."""
     controlled = Controlled("a")
     controlled.tell(table=ALL_OFF)
     in_flight = controlled.scheduler.schedule()
@@ -346,7 +345,7 @@ def test_a_probe_counts_steps_whatever_is_in_them():
 
 
 def test_a_probe_waits_for_traffic():
-    """An idle engine probes nothing."""
+    """An idle engine does not probe."""
     controlled = Controlled()
     controlled.tell(table=ALL_OFF, probe=[[3, 1]])
     controlled.work(5)
@@ -363,7 +362,7 @@ def test_probe_alone_keeps_table_mode_and_reason():
 
 
 def test_a_table_ends_a_probe():
-    """What was decided last holds at the next step."""
+    """The latest command is in force at the next step."""
     controlled = Controlled("a")
     controlled.tell(table=ALL_OFF, probe=[[3, 100]])
     answer = controlled.tell(table=[[1, LARGEST, 1]], mode="speculative", reason="recovered")
@@ -372,7 +371,7 @@ def test_a_table_ends_a_probe():
 
 
 def test_scheduler_that_ignores_its_table_is_restored():
-    """Then nothing here may claim to be in control."""
+    """It must not be reported as controllable."""
     controlled = Controlled("a")
     controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[1, 2]])
     controlled.scheduler.disobeys = True
@@ -391,14 +390,14 @@ def test_scheduler_that_ignores_its_table_is_restored():
 
 
 class WithoutTokens(FakeScheduler):
-    """Another vLLM, which answers with something that has no tokens in it."""
+    """A vLLM of another version, whose outputs have no tokens."""
 
     def update_from_output(self, step: Step, accepted: int = 0) -> Any:
         return {0: super().update_from_output(step, accepted)}
 
 
 class WithoutDraftTokens(FakeScheduler):
-    """Another vLLM, which does not say how many draft tokens a step asks for."""
+    """A vLLM of another version, whose steps have no number of draft tokens."""
 
     def schedule(self, throttle_prefills: bool = False) -> Step:
         step = super().schedule(throttle_prefills)
@@ -408,7 +407,7 @@ class WithoutDraftTokens(FakeScheduler):
 
 @pytest.mark.parametrize("kind", [WithoutTokens, WithoutDraftTokens])
 def test_failed_measurement_removes_the_hooks_only(kind):
-    """The engine gets what its scheduler said, the table is as it was started with, and it says so."""
+    """The engine gets its scheduler's result, the initial table is restored, and the problem is reported."""
     controlled = Controlled(scheduler=kind())
     controlled.tell(table=ALL_OFF, mode="target_only", reason="collapsed", probe=[[3, 5]])
     controlled.scheduler.add("a", prompt=4)
@@ -425,7 +424,7 @@ def test_failed_measurement_removes_the_hooks_only(kind):
 
 
 def test_hooks_return_the_schedulers_own_objects():
-    """With the arguments it gave: the hooks add nothing and take nothing."""
+    """Arguments and results pass through the hooks unchanged."""
     controlled = Controlled("a")
     given = []
     controlled.control._schedule = lambda *arguments, **named: given.append((arguments, named)) or step
@@ -438,7 +437,7 @@ def test_hooks_return_the_schedulers_own_objects():
 
 
 def test_reading_reports_the_cost_of_the_hooks():
-    """Its own time is measured with the same clock, apart from the steps'."""
+    """Measured with the same clock, separately from the steps."""
     controlled = Controlled("a")
     controlled.scheduler.has_unfinished_requests = lambda: controlled.clock.advance(0.001) or True
     controlled.work(4, seconds=0.01)
@@ -448,7 +447,7 @@ def test_reading_reports_the_cost_of_the_hooks():
 
 
 def test_engine_without_a_controllable_scheduler_gives_the_reason():
-    """In the shape the other side reads."""
+    """In the format that the client parses."""
     problems = find_problems(object())
     reading = parse_reading(200, SchedulerControl.cannot(problems, ENGINE))
     assert (reading.controllable, reading.epoch) == (False, "")
@@ -474,7 +473,7 @@ EVENTS = st.lists(
 
 
 class Tally:
-    """An engine with some steps in flight, and what came of each."""
+    """An engine with some steps in flight, and the expected sums."""
 
     def __init__(self, in_flight: int) -> None:
         self.controlled = Controlled()
@@ -486,7 +485,6 @@ class Tally:
         self.drafted, self.accepted = [0] * 3, [0] * 3
 
     def do(self, what: str, how: Any) -> None:
-        """Let one thing happen."""
         scheduler = self.controlled.scheduler
         if what == "join" and len(scheduler.prompts) < LARGEST:
             self.names += 1
@@ -501,7 +499,7 @@ class Tally:
                 self.land()
 
     def land(self) -> None:
-        """Let the output of the oldest step arrive."""
+        """Deliver the output of the oldest step."""
         step, taken = self.flying.popleft()
         self.controlled.clock.advance(0.01)
         self.controlled.scheduler.update_from_output(step, taken)
@@ -521,7 +519,7 @@ class Tally:
 
 @given(events=EVENTS, in_flight=st.integers(1, 3))
 def test_reading_equals_a_tally_of_the_steps(events, in_flight):
-    """Whole steps by bucket and K, tokens, drafts and accepted tokens, however many steps are in flight."""
+    """Steps by bucket and K, tokens, drafts and accepted tokens, with any number of steps in flight."""
     tally = Tally(in_flight)
     for what, how in events:
         tally.do(what, how)
@@ -547,7 +545,7 @@ def test_reading_equals_a_tally_of_the_steps(events, in_flight):
     steps=st.integers(0, 20),
 )
 def test_applied_command_is_read_back(mode, reason, probe, table, steps):
-    """The command and the answer are two ends of one wire: nothing is lost or renamed on it."""
+    """No member is lost or renamed between command and reading."""
     command = SpeculationCommand(
         table=table_of(dict(zip((1, 2, 4, 8), table, strict=True)), LARGEST),
         mode=mode,

@@ -59,7 +59,7 @@ def test_reads_the_training_record(model):
 
 
 def test_reads_a_quantization_that_is_kept_apart(model):
-    """vLLM looks there too, where the config says nothing."""
+    """vLLM reads this file too, if the config has no quantization."""
     path = model("one", TARGET, {"a": (1,)}).path
     (path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     assert inspect_weights(path).config["quantization_config"] == {"quantization": {"quant_algo": "FP8"}}
@@ -159,6 +159,5 @@ def test_refuses_a_file_in_place_of_a_directory(tmp_path):
     "header", [b"[]", b"{", b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b'{"a": {"shape": 3}}']
 )
 def test_parses_headers_or_raises_value_error(header):
-    """A parser of foreign bytes has one way to fail."""
     with pytest.raises(ValueError, match=r"\w"):
         parse_header(header)

@@ -47,7 +47,7 @@ def test_answer_reports_usage_and_loses_only_metrics(name: str):
 
 @pytest.mark.parametrize("name", ["embeddings.json", *SCORES])
 def test_routes_without_completion_count_prompt_tokens(name: str):
-    """And passes to the byte."""
+    """The answer passes unchanged."""
     status, text = recorded(name)
     answer = ROUTES[f"/v1{PATHS[name].removeprefix('/v1')}"].dialect.read_answer(text, wants_metrics=False)
     assert (status, answer.text, answer.finish_reason) == (200, text, None)
@@ -57,7 +57,7 @@ def test_routes_without_completion_count_prompt_tokens(name: str):
 
 @pytest.mark.parametrize("name", ["tokenize.json", "detokenize.json", "count_tokens.json"])
 def test_tokenize_counts_no_tokens(name: str):
-    """And that is no estimate."""
+    """An exact 0, not an estimate."""
     status, text = recorded(name)
     answer = ROUTES[PATHS[name]].dialect.read_answer(text, wants_metrics=False)
     assert (status, answer.text, answer.usage) == (200, text, Usage())
@@ -67,12 +67,11 @@ def test_tokenize_counts_no_tokens(name: str):
     "text", ["", "{}", '{"usage":', '{"usage":null}', '{"usage":{"prompt_tokens":-1}}', "[1]"]
 )
 def test_usage_that_is_not_reported_is_an_estimate(text: str):
-    """It is never taken for nothing."""
     assert POOLING.read_answer(text, wants_metrics=False).usage == Usage(estimated=True)
 
 
 def test_usage_inside_a_document_is_not_counted():
-    """Inside a text quotes are escaped; what comes first is the answer's own."""
+    """Quotes inside a text are escaped; the answer's own usage comes first."""
     document = {"text": '"usage": {"prompt_tokens": 99}', "multi_modal": [{"usage": {"prompt_tokens": 98}}]}
     answer = {"id": '"usage":1', "usage": {"prompt_tokens": 3}, "results": [{"document": document}]}
     for spelt in (
@@ -89,7 +88,7 @@ def test_usage_inside_a_document_is_not_counted():
     | st.recursive(st.none() | st.integers(), st.lists).map(lambda value: json.dumps({"usage": value}))
 )
 def test_any_answer_of_a_worker_is_parsed_or_refused(text: str):
-    """It is read, or the worker has failed."""
+    """It is parsed, or counts as a failure of the worker."""
     for route in ROUTES.values():
         try:
             assert route.dialect.read_answer(text, wants_metrics=True).text == text
@@ -102,7 +101,7 @@ def test_any_answer_of_a_worker_is_parsed_or_refused(text: str):
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("too_long")])
 def test_too_long_prompt_has_the_code_context_length_exceeded(name: str):
-    """`context_length_exceeded` is what makes editors shorten their context; the worker's words are kept."""
+    """Editors shorten their context on this code; the worker's message is kept."""
     status, text = recorded(name)
     error = worker_error(text, status)
     assert (status, error.code, error.kind) == (400, "context_length_exceeded", "invalid_request_error")
@@ -111,7 +110,7 @@ def test_too_long_prompt_has_the_code_context_length_exceeded(name: str):
 
 @pytest.mark.parametrize("name", ["no_route.json", "no_chat.json"])
 def test_route_that_the_worker_lacks_has_its_own_code(name: str):
-    """`Not Found` would say nothing."""
+    """`Not Found` would not explain it."""
     status, text = recorded(name)
     error = worker_error(text, status)
     assert (status, error.code) == (404, "route_not_served")
@@ -120,7 +119,7 @@ def test_route_that_the_worker_lacks_has_its_own_code(name: str):
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name.startswith("invalid")])
 def test_worker_refusal_reaches_the_client_in_its_dialect(name: str):
-    """With the worker's words, and never wrapped twice."""
+    """With the worker's message, and never wrapped twice."""
     status, text = recorded(name)
     dialect = ROUTES[PATHS[name]].dialect
     body = dialect.error_body(worker_error(text, status))
@@ -170,7 +169,7 @@ def test_anthropic_error_type_follows_the_status(status: int, kind: str):
     ],
 )
 def test_error_has_the_shape_of_its_path(path: str, is_anthropic: bool):
-    """Also where there is no such route."""
+    """Also for a path without a route."""
     body = json.loads(dialect_at(path).error_body(ErrorText(status=404, kind="x", message="m")))
     assert ("type" in body) is is_anthropic
 
@@ -179,14 +178,13 @@ def test_error_has_the_shape_of_its_path(path: str, is_anthropic: bool):
 
 
 def edited(dialect, body: dict, *, is_stream: bool) -> dict:
-    """Return what becomes of a body."""
     text = json.dumps(body)
     members = parse_members(text)
     return json.loads(edit_members(text, members, dialect.edits(members, is_stream=is_stream)))
 
 
 def test_usage_is_requested_where_it_is_optional():
-    """On streams of chat and completions, keeping what else was asked for; nowhere else."""
+    """Only on streams of chat and completions; other stream options are kept."""
     assert edited(CHAT, {"stream": True}, is_stream=True)["stream_options"] == {"include_usage": True}
     asked = {"stream_options": {"include_obfuscation": False}}
     assert edited(CHAT, asked, is_stream=True)["stream_options"] == {
@@ -201,7 +199,7 @@ def test_usage_is_requested_where_it_is_optional():
 
 @pytest.mark.parametrize("given_store", [{}, {"store": None}, {"store": False}])
 def test_responses_are_sent_with_store_false(given_store: dict):
-    """Its own default is to keep them."""
+    """The default of `store` is true."""
     members = parse_members(json.dumps({"input": "x", **given_store}))
     RESPONSES.check(members)
     assert edited(RESPONSES, {"input": "x", **given_store}, is_stream=False)["store"] is False
@@ -221,7 +219,7 @@ def test_responses_are_sent_with_store_false(given_store: dict):
     ],
 )
 def test_stateful_response_members_are_refused_with_advice(member: dict, param: str):
-    """A clear 400, rather than an answer that has forgotten half of it."""
+    """A clear 400, instead of an answer without the earlier conversation."""
     with pytest.raises(InvalidRequestError) as refusal:
         RESPONSES.check(parse_members(json.dumps({"input": "x", **member})))
     assert (refusal.value.param, refusal.value.code) == (param, "unsupported_parameter")
@@ -245,12 +243,11 @@ def test_stateful_response_members_are_refused_with_advice(member: dict, param: 
     ],
 )
 def test_null_and_false_members_are_accepted(member: dict):
-    """Clients spell out their defaults."""
+    """Clients send their defaults."""
     RESPONSES.check(parse_members(json.dumps({"input": "x", **member})))
 
 
 def test_mcp_servers_are_refused():
-    """As above."""
     MESSAGES.check(parse_members('{"messages":[],"mcp_servers":[]}'))
     with pytest.raises(InvalidRequestError, match="mcp_servers"):
         MESSAGES.check(parse_members('{"messages":[],"mcp_servers":[{"url":"https://example.org"}]}'))
@@ -258,7 +255,7 @@ def test_mcp_servers_are_refused():
 
 @pytest.mark.parametrize("form", ["float", "base64", None])
 def test_embedding_encoding_must_be_float_or_base64(form: str | None):
-    """OpenAI's two; vLLM has others, which are no JSON."""
+    """OpenAI's two; vLLM's other encodings are not JSON."""
     POOLING.check(parse_members(json.dumps({"input": "x", "encoding_format": form})))
     with pytest.raises(InvalidRequestError, match="base64"):
         POOLING.check(parse_members('{"input":"x","encoding_format":"bytes"}'))
@@ -266,6 +263,6 @@ def test_embedding_encoding_must_be_float_or_base64(form: str | None):
 
 @pytest.mark.parametrize("options", [[], "x", 1, True])
 def test_stream_options_must_be_an_object(options: object):
-    """There is nothing to add to."""
+    """The gateway has to add to it."""
     with pytest.raises(InvalidRequestError, match="stream_options"):
         CHAT.check(parse_members(json.dumps({"stream_options": options})))

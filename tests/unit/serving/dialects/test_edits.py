@@ -1,4 +1,4 @@
-"""Several members change at once, and nothing else does."""
+"""Several members are edited at once, and no other byte changes."""
 
 import json
 
@@ -17,7 +17,7 @@ EDITS = st.dictionaries(KEYS.filter(lambda key: key != "model"), st.none() | VAL
 
 @given(OBJECTS, EDITS, st.sampled_from([(",", ":"), (" , ", " :  ")]))
 def test_only_edited_members_change(made: dict, edits: dict, separators):
-    """Whatever is set, cut or added, in whatever order it stands."""
+    """For members that are replaced, removed or added, in any order."""
     text = json.dumps(made, separators=separators)
     before = parse_members(text)
     changed = edit_members(text, before, edits)

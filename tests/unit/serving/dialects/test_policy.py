@@ -1,4 +1,4 @@
-"""What a request may not ask of a worker."""
+"""Which members a request must not have, and which the gateway overrides."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import ApiKey, Caller, Permission, Tenant
 
-NOBODY: frozenset[Permission] = frozenset()
+NO_PERMISSIONS: frozenset[Permission] = frozenset()
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 ELSEWHERE = [
     "http://10.0.0.1/a.png",
@@ -39,14 +39,12 @@ JSON = st.recursive(
 )
 
 
-def check(path: str, body: dict, may: frozenset[Permission] = NOBODY) -> None:
-    """Hold a body against the policy of a route."""
+def check(path: str, body: dict, may: frozenset[Permission] = NO_PERMISSIONS) -> None:
     members = parse_members(json.dumps({"model": "demo", **body}))
     refuse_forbidden(members, may, carriers=ROUTES[path].carriers)
 
 
-def refused(path: str, body: dict, may: frozenset[Permission] = NOBODY) -> InvalidRequestError:
-    """Return how a body is refused."""
+def refused(path: str, body: dict, may: frozenset[Permission] = NO_PERMISSIONS) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as refusal:
         check(path, body, may)
     assert "\n" not in str(refusal.value)
@@ -59,12 +57,11 @@ def chat(part: object) -> dict:
 
 
 def user(*parts: object) -> list[dict]:
-    """Return a conversation of one message."""
     return [{"role": "user", "content": list(parts)}]
 
 
 def brought(url: object) -> list[tuple[str, dict]]:
-    """Return every way to bring a URL."""
+    """Every way to send a URL."""
     picture = {"type": "image_url", "image_url": {"url": url}}
     block = {"type": "image", "source": {"type": "url", "url": url}}
     item = {"type": "input_image", "image_url": url}
@@ -90,7 +87,7 @@ def brought(url: object) -> list[tuple[str, dict]]:
 
 @pytest.mark.parametrize("url", ELSEWHERE)
 def test_remote_media_url_is_refused_at_any_depth(url: str):
-    """On every route that takes media, however deep."""
+    """On every route that takes media."""
     for path, body in brought(url):
         error = refused(path, body)
         assert (error.code, "`data:`" in str(error)) == ("media_url_not_allowed", True), path
@@ -98,14 +95,13 @@ def test_remote_media_url_is_refused_at_any_depth(url: str):
 
 @pytest.mark.parametrize("url", [PICTURE, PICTURE.replace("data", "DATA"), None])
 def test_inline_media_is_accepted(url: str | None):
-    """Data URLs are content."""
     for path, body in brought(url):
         if url is not None or "source" not in json.dumps(body):
             check(path, body)
 
 
 def test_tenant_with_remote_media_permission_may_send_urls():
-    """The worker's own list of allowed domains still is."""
+    """The worker's own list of allowed domains still applies."""
     for path, body in brought("https://example.org/a.png"):
         check(path, body, frozenset({Permission.REMOTE_MEDIA}))
 
@@ -124,7 +120,7 @@ def test_url_inside_text_is_accepted():
     check("/v1/responses", {"input": link})
 
 
-@pytest.mark.parametrize("may", [NOBODY, frozenset(Permission)])
+@pytest.mark.parametrize("may", [NO_PERMISSIONS, frozenset(Permission)])
 @pytest.mark.parametrize(
     "part",
     [
@@ -132,13 +128,13 @@ def test_url_inside_text_is_accepted():
         {"image_embeds": "AAAA"},
         {"type": "prompt_embeds", "data": "AAAA"},
         {"type": "audio_embeds", "audio_embeds": {"a": "AAAA"}},
-        {"type": "image_url", "image_url": None, "uuid": "somebody-elses"},
+        {"type": "image_url", "image_url": None, "uuid": "of-another-tenant"},
         {"type": "image_url", "image_url": {"url": PICTURE}, "uuid": "mine"},
         {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}, "uuid": "mine"},
     ],
 )
 def test_tensors_and_media_uuids_are_refused(part: dict, may: frozenset[Permission]):
-    """A worker would unpack the first, and give out by the second what another tenant sent."""
+    """A worker would unpack tensors; a UUID could refer to another tenant's content."""
     assert refused("/v1/chat/completions", chat(part), may).code == "parameter_not_allowed"
 
 
@@ -149,7 +145,7 @@ def test_uuid_of_a_message_is_accepted():
 
 @given(JSON, st.sampled_from(sorted(ROUTES)))
 def test_any_content_is_checked_without_a_crash(content: object, path: str):
-    """What is of no shape we know is the worker's to refuse."""
+    """Content of unknown shape is left to the worker."""
     for carrier in ROUTES[path].carriers:
         with suppress(InvalidRequestError):
             check(path, {carrier: content})
@@ -157,7 +153,7 @@ def test_any_content_is_checked_without_a_crash(content: object, path: str):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_forbidden_members_are_refused_for_every_tenant(name: str):
-    """By name, with the reason; null asks for nothing."""
+    """By name, with the reason; null is accepted."""
     error = refused("/v1/chat/completions", {"messages": [], name: {"x": 1}}, frozenset(Permission))
     assert (error.param, error.code) == (name, "parameter_not_allowed")
     assert REFUSED[name] in str(error)
@@ -172,9 +168,9 @@ def test_chat_template_in_template_arguments_is_refused():
 
 
 def edited(
-    body: dict, may: frozenset[Permission] = NOBODY, *, tenant: str = "acme", salted: bool = True
+    body: dict, may: frozenset[Permission] = NO_PERMISSIONS, *, tenant: str = "acme", salted: bool = True
 ) -> dict:
-    """Return a body as a worker gets it."""
+    """The body as a worker gets it."""
     text = json.dumps({"model": "demo", **body})
     members = parse_members(text)
     edits = policy_edits(members, may, tenant=tenant, salted=salted)
@@ -182,7 +178,6 @@ def edited(
 
 
 def test_priority_is_removed_without_the_permission():
-    """Nobody jumps the queue by asking."""
     assert "priority" not in edited({"priority": -5})
     assert edited({"priority": -5}, frozenset({Permission.PRIORITY}))["priority"] == -5
 
@@ -195,7 +190,7 @@ def test_tenants_have_different_cache_salts():
 
 
 def test_client_salt_divides_only_its_tenants_cache():
-    """What it sends is mixed in, never taken over."""
+    """The client's salt is mixed in, not used itself."""
     mine, theirs = salt_of("acme", None), salt_of("other", None)
     assert len({mine, theirs, salt_of("acme", "a"), salt_of("acme", "b"), salt_of("acme", theirs)}) == 5
     assert edited({"cache_salt": theirs})["cache_salt"] not in (mine, theirs)
@@ -210,7 +205,7 @@ def test_any_salt_is_valid_for_vllm(tenant: str, given_salt: str | None):
 
 @pytest.mark.parametrize("salt", ["", 5, ["x"], {}])
 def test_salt_must_be_a_string(salt: object):
-    """It would otherwise be dropped without a word."""
+    """It would otherwise be dropped silently."""
     assert refused("/v1/completions", {"prompt": "x", "cache_salt": salt}).param == "cache_salt"
 
 
@@ -225,7 +220,7 @@ def test_salt_must_be_a_string(salt: object):
     ],
 )
 def test_adapter_needs_the_permission_or_its_name(tenant: Tenant, may: bool):
-    """A tenant that may use every model may not use adapters by that alone."""
+    """The permission for every model does not include adapters."""
     adapter = ServedModel(name="tuned", max_model_len=None, created=0, parent="demo")
     caller = Caller(tenant=tenant, key=ApiKey(key_id="abcd2345", digest=""))
     assert may_call(caller, adapter) is may

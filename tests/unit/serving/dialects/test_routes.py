@@ -1,4 +1,4 @@
-"""The list says all about a route, and so do the docs."""
+"""The list describes every route completely, and the docs agree."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ EVERY = pytest.mark.parametrize("path", ROUTES)
 
 @EVERY
 def test_every_message_carrier_is_checked(path: str):
-    """A route that takes messages takes images in them."""
+    """Messages may contain images."""
     route = ROUTES[path]
     for name in ("messages", "input", "query", "documents"):
         assert name not in {member for names in route.needs for member in names} or name in route.carriers
@@ -29,12 +29,10 @@ def test_gateway_error_has_the_routes_shape(path: str):
 
 @EVERY
 def test_only_generating_routes_stream(path: str):
-    """What generates nothing has nothing to stream."""
     assert ROUTES[path].dialect.streams == ROUTES[path].dialect.generates
 
 
 def test_docs_list_every_route_and_refused_member():
-    """A client's developer finds out why without asking."""
     page = PAGE.read_text(encoding="utf-8")
     for name in (*ROUTES, *REFUSED, "media_url_not_allowed", "parameter_not_allowed", "route_not_served"):
         assert name in page, name

@@ -37,7 +37,7 @@ def recorded(name: str) -> bytes:
 
 @dataclass
 class Relayed:
-    """What became of a stream."""
+    """The result of a stream."""
 
     passed: bytes = b""
     held: bytes = b""
@@ -52,7 +52,7 @@ class Relayed:
 def relay(
     dialect: Dialect, reads: list[bytes], *, wants_usage: bool = True, wants_metrics: bool = True
 ) -> Relayed:
-    """Do with the reads of a stream what the gateway does."""
+    """Process the reads of a stream as the gateway does."""
     buffer, relayed = sse.FrameBuffer(), Relayed()
     for read in reads:
         frames = buffer.feed(read)
@@ -74,7 +74,7 @@ def relay(
 @EVERY
 @given(data=st.data())
 def test_stream_is_the_same_wherever_reads_end(name: str, data: st.DataObject):
-    """Frames go out as the worker sent them, and the end is held back."""
+    """Frames are forwarded as the worker sent them, and the end is held back."""
     stream = recorded(name)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=8)))
     reads = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -85,7 +85,7 @@ def test_stream_is_the_same_wherever_reads_end(name: str, data: st.DataObject):
 
 @EVERY
 def test_stream_reports_usage_and_finish_reason(name: str):
-    """Six tokens were asked for, and the recorded answers all needed more."""
+    """Six tokens were requested, and all recorded answers were cut off there."""
     relayed = relay(STREAMS[name], [recorded(name)])
     assert relayed.usage is not None
     assert (relayed.usage.completion_tokens, relayed.usage.estimated) == (6, False)
@@ -96,7 +96,7 @@ def test_stream_reports_usage_and_finish_reason(name: str):
 
 @EVERY
 def test_only_the_last_event_waits_for_the_outcome(name: str):
-    """What the client can use, it gets at once."""
+    """Content is sent to the client at once."""
     held = sse.split_frames(relay(STREAMS[name], [recorded(name)]).held)
     ends = {
         "chat": [b"", b""],
@@ -112,7 +112,7 @@ def test_only_the_last_event_waits_for_the_outcome(name: str):
 
 @EVERY
 def test_completion_is_estimated_until_the_stream_reports_usage(name: str):
-    """A stream that breaks off has not said what it cost."""
+    """A stream that breaks off has not reported its usage."""
     frames = sse.split_frames(recorded(name))
     half = relay(STREAMS[name], frames[: len(frames) // 2])
     assert not half.is_end
@@ -121,7 +121,7 @@ def test_completion_is_estimated_until_the_stream_reports_usage(name: str):
 
 @EVERY
 def test_metrics_are_removed_unless_requested(name: str):
-    """They are the operator's."""
+    """They are for the operator."""
     relayed = relay(STREAMS[name], [recorded(name)], wants_metrics=False)
     assert b'"metrics"' not in relayed.passed + relayed.held
     for frame in sse.split_frames(relayed.held):
@@ -149,7 +149,7 @@ def test_content_that_quotes_frames_is_content(name: str):
 
 @EVERY
 def test_gateway_error_ends_a_stream_in_its_dialect(name: str):
-    """In one frame, which the dialect itself takes for an error."""
+    """In one frame, which the dialect itself recognises as an error."""
     dialect = STREAMS[name]
     frame = dialect.error_frame(BROKEN)
     relayed = relay(dialect, [frame])
@@ -195,7 +195,7 @@ def test_stream_errors_have_the_shape_of_their_dialect():
     ],
 )
 def test_worker_error_keeps_its_message_and_ends_the_stream(dialect: Dialect, frame: bytes):
-    """Whatever the worker sends after it would make a failure look whole."""
+    """Frames after it would make a failure look complete."""
     end = {CHAT: b"data: [DONE]\n\n", RESPONSES: b'event: response.completed\ndata: {"response":{}}\n\n'}
     relayed = relay(
         dialect, [frame + end.get(dialect, b'event: message_stop\ndata: {"type":"message_stop"}\n\n')]
@@ -208,7 +208,7 @@ def test_worker_error_keeps_its_message_and_ends_the_stream(dialect: Dialect, fr
 
 
 def test_failed_response_is_forwarded_unchanged():
-    """It is the end that clients wait for, and it says why."""
+    """Clients wait for this end; it contains the reason."""
     frame = b'event: response.failed\ndata: {"response":{"status":"failed","usage":null}}\n\n'
     relayed = relay(RESPONSES, [frame])
     assert (relayed.held, relayed.is_end, relayed.has_failed) == (frame, True, True)
@@ -226,7 +226,6 @@ def test_failed_response_is_forwarded_unchanged():
     ],
 )
 def test_malformed_usage_is_a_worker_failure(dialect: Dialect, frame: bytes):
-    """Cut or forged counts are not passed on."""
     with pytest.raises(WorkerFailedError):
         relay(dialect, [frame])
 
@@ -240,7 +239,7 @@ def test_malformed_usage_is_a_worker_failure(dialect: Dialect, frame: bytes):
     ],
 )
 def test_unusual_last_event_ends_the_stream(data: bytes):
-    """It is passed on; the counts are then an estimate."""
+    """It is forwarded; the counts are then an estimate."""
     frame = b"event: response.completed\ndata: " + data + b"\n\n"
     relayed = relay(RESPONSES, [frame], wants_metrics=False)
     assert (relayed.held, relayed.is_end) == (frame, True)
@@ -248,7 +247,7 @@ def test_unusual_last_event_ends_the_stream(data: bytes):
 
 
 def test_cached_tokens_count_as_prompt_tokens():
-    """Anthropic counts it apart."""
+    """Anthropic counts them separately."""
     usage = {
         "input_tokens": 2,
         "cache_read_input_tokens": 16,
