@@ -1,7 +1,6 @@
 """The values of the page templates: the figures of the admin API."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -11,7 +10,6 @@ from appliance.api.console.console import Console
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
 from appliance.speculation.values import Reason, SpeculationMode, draft_tokens_at
-from appliance.tenancy import Tenant
 from appliance.tenancy.allowances import BOUNDS
 
 MODES: dict[SpeculationMode, str] = {
@@ -42,14 +40,6 @@ LIMIT_NAMES = {
     "tokens_per_day": "tokens/day",
     "tokens_per_month": "tokens/month",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantBound:
-    name: str
-    most: int
-    used: float | None
-    """Share in use, 0 to 1; None until this gateway has had a request under it."""
 
 
 def overview(services: Services, console: Console) -> dict[str, Any]:
@@ -100,7 +90,12 @@ def tenants(services: Services, now: float) -> dict[str, Any]:
                 "speculation": str(tenant.speculation),
                 "content": str(tenant.content),
                 "open_keys": sum(key.is_valid_at(now) for key in tenant.keys),
-                "bounds": list(_bounds(tenant, used)),
+                "bounds": [
+                    # The share in use is None until this gateway has had a request under the limit.
+                    {"name": LIMIT_NAMES[name], "most": most, "used": used.get((tenant.name, name))}
+                    for name in BOUNDS
+                    if (most := getattr(tenant.limits, name)) is not None
+                ],
                 "by_model": len(tenant.limits.by_model),
                 "requests": int(requests.get(tenant.name, 0)),
                 "tokens": int(tokens.get(tenant.name, 0)),
@@ -176,13 +171,6 @@ def _worker(services: Services, console: Console, snapshot: WorkerSnapshot) -> d
         "waiting": metrics.waiting if metrics else 0,
         "cache": metrics.kv_cache_usage if metrics else None,
     }
-
-
-def _bounds(tenant: Tenant, used: dict[tuple[str, str], float]) -> Iterable[TenantBound]:
-    for name in BOUNDS:
-        most = getattr(tenant.limits, name)
-        if most is not None:
-            yield TenantBound(name=LIMIT_NAMES[name], most=most, used=used.get((tenant.name, name)))
 
 
 def _values(family: MetricWrapperBase) -> Iterable[float]:
