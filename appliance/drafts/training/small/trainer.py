@@ -138,6 +138,12 @@ def collate(texts: Sequence[Text], windows: Sequence[TextWindow], unroll: int) -
     return TokenBatch(ids=ids, positions=starts[:, None] + torch.arange(time), mask=mask)
 
 
+def plain_batch(ids: torch.Tensor) -> TokenBatch:
+    """A batch of whole windows [batch, time] with positions from 0."""
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    return TokenBatch(ids=ids, positions=positions, mask=torch.ones_like(ids, dtype=torch.bool))
+
+
 def concatenate(one: TokenBatch, other: TokenBatch) -> TokenBatch:
     time = max(one.ids.shape[1], other.ids.shape[1])
     both = [_padded(batch, time) for batch in (one, other)]

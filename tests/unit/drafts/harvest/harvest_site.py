@@ -44,13 +44,13 @@ ALLOWING = frozenset({Permission.TRAIN_DRAFTS})
 
 
 class LetterTokenizer:
-    """A letter is its code point, moved past the special words; made for being wrong in known ways."""
+    """A letter is its code point, moved past the special words; can be wrong in known ways."""
 
     eos_token_id: int | None = 1
 
     def __init__(self, *, merges: bool = False, lists: bool = False, prefix: str = "") -> None:
         self._merges = merges
-        """Whether `ab` is one token when it is encoded, so that a model may have said it as two."""
+        """Whether `ab` is one token when it is encoded, which a model may have generated as two."""
         self._lists = lists
         """Whether the template takes contents as lists only."""
         self._prefix = prefix
@@ -181,7 +181,7 @@ class HarvestSite:
         route: str = "/v1/chat/completions",
         **outcome: JSON,
     ) -> str:
-        """Keep one request with its answer, and say so in the log; its id."""
+        """Keep one request with its answer and log it; returns its id."""
         self.clock.now += 1
         request_id = new_entry_id(int(self.clock() * 1000), self.random.randbytes(10))
         common = {
@@ -247,7 +247,7 @@ class HarvestSite:
         asyncio.run(run())
 
     async def append(self, entry_type: EntryType, /, **fields: JSON | None) -> Receipt:
-        """The log, as retention wants it."""
+        """The log, in the form that retention takes."""
         return Receipt(index=self.record(entry_type, **fields), entry_id="x")
 
     def tenants(self, *tenants: Tenant) -> None:
@@ -265,7 +265,7 @@ class HarvestSite:
         return {part for part in Part if self.store.get(request_id, part) is not None}
 
     def opens(self, request_id: str, part: Part = Part.SAMPLE) -> bool:
-        """Whether a key that is there wraps it."""
+        """Whether an existing key wraps it."""
         payload = self.store.get(request_id, part)
         return payload is not None and self.keys.find(payload.key_id, Purpose.WRAPPING) is not None
 
@@ -302,7 +302,7 @@ class HarvestSite:
 
 
 def open_site(directory: Path, *, seed: int = 17) -> HarvestSite:
-    """Make a site, or open the one that is there; `close_site` ends it."""
+    """Make or open a site; `close_site` ends it."""
     directory.mkdir(exist_ok=True)
     url, clock, chance = f"sqlite:///{directory / 'audit.db'}", Clock(START), random.Random(seed)
     log = SqlAuditStore(url)
@@ -333,7 +333,7 @@ def open_site(directory: Path, *, seed: int = 17) -> HarvestSite:
 
 
 def close_site(site: HarvestSite) -> None:
-    """Give back every connection."""
+    """Close every connection."""
     site.store.close()
     site.log.close()
 

@@ -197,7 +197,7 @@ def test_export_for_an_auditor_holds_no_sample(site, tmp_path):
     assert names == {f"{request}.request", f"{request}.response"}
 
 
-# Beside a gateway that erases at the same moment.
+# While a gateway erases.
 
 
 def interfere(site, monkeypatch, method, act, *, after):

@@ -42,8 +42,8 @@ def test_chat_body_is_parsed_like_the_worker():
     """Text parts are joined or kept apart; no other member is lost."""
     system = {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": "eve"}
-    nobody = {"role": "assistant", "content": None}
-    asked = read("chat", {"messages": [system, parts, nobody], "temperature": 0.3, "stream": True})
+    empty = {"role": "assistant", "content": None}
+    asked = read("chat", {"messages": [system, parts, empty], "temperature": 0.3, "stream": True})
     assert asked == PromptSource(
         messages=(
             {"role": "system", "content": "be kind"},

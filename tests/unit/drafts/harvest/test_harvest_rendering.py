@@ -17,7 +17,7 @@ from appliance.drafts.harvest.tokenizer_process import answer_all
 from appliance.errors import DraftStorageError
 from tests.unit.drafts.harvest.harvest_site import LetterChild, LetterTokenizer
 
-SECRET = "what nobody else may read"
+SECRET = "a secret of the tenant"
 
 
 def user(text, **more):

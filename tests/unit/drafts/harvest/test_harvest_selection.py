@@ -91,7 +91,7 @@ def test_no_tenant_exceeds_its_fair_share(given_, samples):
                 assert counts[ahead] <= max(counts[behind] + 1, strata)
 
 
-def test_rare_stratum_is_kept_beside_a_single_stratum_tenant():
+def test_rare_stratum_is_kept_next_to_a_single_stratum_tenant():
     given_ = [candidate(number, "acme", template="common") for number in range(50)]
     given_ += [candidate(100 + number, "clinic", template=f"rare-{number}") for number in range(9)]
     chosen, _ = choose(given_, SelectionLimits(samples=10))

@@ -28,7 +28,7 @@ class Draft:
     target: dict[str, Any] = field(default_factory=lambda: dict(TARGET))
     context: int | None = None
     files: dict[str, Any] = field(default_factory=dict)
-    """Further JSON files beside it."""
+    """Further JSON files next to it."""
 
     @property
     def layer_config(self) -> dict[str, Any]:

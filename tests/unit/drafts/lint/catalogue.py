@@ -98,7 +98,7 @@ def quantized() -> Draft:
     return draft
 
 
-def quantized_beside() -> Draft:
+def quantized_in_another_file() -> Draft:
     draft = quantized()
     draft.files["hf_quant_config.json"] = draft.config.pop("quantization_config")
     return draft
@@ -175,7 +175,7 @@ GOOD = {
     "fused projections": fused,
     "wrapped": wrapped,
     "quantized": quantized,
-    "quantized, said beside": quantized_beside,
+    "quantized, declared in a file next to it": quantized_in_another_file,
     "whole vocabulary, head of the target": full_vocabulary,
     "multimodal target": multimodal,
     "with a record": recorded,

@@ -67,7 +67,7 @@ def test_kill_at_any_point_leaves_the_registry_intact_and_resumable(settled: Sit
         assert status == -signal.SIGKILL
         came_through.append(is_whole(site, expected))
         assert is_whole(site, first)
-        # Another draft that comes first sweeps what was left; the same one goes on with it.
+        # Another draft that comes first removes the leftovers; the same one continues with them.
         if point % 2:
             third = site.add(source_of(site, "third"))
             assert is_whole(site, third)
@@ -199,7 +199,7 @@ def test_disk_failure_at_any_point_leaves_the_registry_intact(settled: Site, mon
     assert refused > 10
 
 
-def test_full_disk_is_said_to_be_full(site: Site):
+def test_full_disk_is_reported_as_full(site: Site):
     """With a real kernel limit on file size, in its own process."""
     large = eagle31()
     large.files["vocab.json"] = {"padding": "x" * 200_000}

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from appliance.drafts.training.small.target import FrozenTarget, TokenBatch, load_target
+from appliance.drafts.training.small.trainer import plain_batch
 from appliance.drafts.training.speculators.commands import VERSION, Setup, train_arguments
 from appliance.drafts.training.speculators.convert import convert_draft
 from appliance.drafts.training.training_recipe import TrainingRecipe
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import inspect_weights
-from tests.unit.drafts.training.tiny import plain_batch
 
 RECORDED_AT = Path(__file__).parents[3] / "data" / f"speculators-{VERSION}.json"
 SETUP = Setup(

@@ -18,18 +18,11 @@ from appliance.drafts.training.small.files import load_head, new_head, save_head
 from appliance.drafts.training.small.head import DraftHead, StepCache  # noqa: E402
 from appliance.drafts.training.small.loss import unrolled_loss  # noqa: E402
 from appliance.drafts.training.small.target import Observed, TokenBatch, load_target  # noqa: E402
-from appliance.drafts.training.small.trainer import collate, concatenate  # noqa: E402
+from appliance.drafts.training.small.trainer import collate, concatenate, plain_batch  # noqa: E402
 from appliance.drafts.training.windows import TextWindow, cut  # noqa: E402
 from appliance.errors import DraftRefusedError  # noqa: E402
 from appliance.serving.weights import inspect_weights  # noqa: E402
-from tests.unit.drafts.training.tiny import (  # noqa: E402
-    VOCABULARY,
-    WIDTH,
-    Text,
-    plain_batch,
-    text,
-    write_target,
-)
+from tests.unit.drafts.training.tiny import VOCABULARY, WIDTH, Text, text, write_target  # noqa: E402
 
 SHAPE = HeadShape(
     width=WIDTH,
@@ -193,7 +186,7 @@ def test_token_is_predicted_from_the_logits_before_it(token):
     batch = replace(batch, mask=mask)
     result = unrolled_loss(head, observed, batch, unroll=unroll, decay=0.9)
     assert result.counts == tuple(int(token - 2 - j >= 0) for j in range(unroll))
-    # Whatever the head says, make the target agree with draft token 0 there, and there alone.
+    # Make the target agree with draft token 0 there only, independent of the head.
     rows = batch.ids.shape[1] - 1 - unroll
     with torch.no_grad():
         fused = head.fuse([state[:, :rows] for state in observed.captured])

@@ -10,7 +10,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from appliance.drafts.training.small.target import TokenBatch
 from appliance.drafts.training.training_job import Job, JobSample, TrainingSet
 from appliance.drafts.training.training_recipe import TrainingRecipe
 
@@ -20,7 +19,7 @@ TARGET, PARENT, DATASET = ("sha256:" + sign * 64 for sign in "abc")
 
 
 def write_target(directory: Path, *, layers: int = LAYERS, seed: int = 1) -> Path:
-    """A target with opinions of its own: peaked distributions, the same for the same seed."""
+    """A target with peaked distributions, the same for the same seed."""
     torch.manual_seed(seed)
     disable_progress_bar()
     config = LlamaConfig(
@@ -45,12 +44,6 @@ def write_target(directory: Path, *, layers: int = LAYERS, seed: int = 1) -> Pat
         model.lm_head.weight.mul_(6)
     model.save_pretrained(directory)
     return directory
-
-
-def plain_batch(ids: torch.Tensor) -> TokenBatch:
-    """A batch of whole windows [batch, time] with positions from 0."""
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
-    return TokenBatch(ids=ids, positions=positions, mask=torch.ones_like(ids, dtype=torch.bool))
 
 
 @dataclass
