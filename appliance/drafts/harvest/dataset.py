@@ -58,12 +58,7 @@ class Dataset:
         return len(self._withheld)
 
     def read(self, held_out: bool) -> Iterator[TrainingSample]:  # noqa: FBT001 - which half, and nothing else
-        """
-        Decrypt the remaining samples in order of request, held-out ones or training ones.
-
-        Raises DraftRefusedError if a sample differs from the manifest: it was altered, or harvested again
-        with another tokenizer.
-        """
+        """Decrypt the samples left, in order of request; DraftRefusedError if one differs from the manifest."""
         permitted = self._permitted()
         with self._vault() as vault:
             for entry in self.manifest.samples:

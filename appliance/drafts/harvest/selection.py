@@ -31,11 +31,7 @@ class SelectionLimits:
 
 
 class SampleSelection:
-    """
-    Proposes candidates one by one: call `next`, then `take` for each one that is taken.
-
-    A candidate that exceeds a limit is dropped and counted in `without_room`.
-    """
+    """Call `next`, then `take` for each one taken; those over a limit are counted in `without_room`."""
 
     def __init__(self, candidates: Iterable[HarvestCandidate], bounds: SelectionLimits, *, seed: str) -> None:
         self.bounds = bounds

@@ -37,11 +37,7 @@ class TargetTokenizer:
     def tokenize(
         self, conversation: Conversation, *, prompt_tokens: int, completion_tokens: int
     ) -> Tokens | Skipped:
-        """
-        The tokens the worker processed, or why they are unknown.
-
-        The counts are the worker's, the last token included.  Raises DraftStorageError if the child ended.
-        """
+        """The tokens the worker processed, or why they are unknown; its counts include the last token."""
         answer = conversation.answer
         job = {
             **asdict(conversation.prompt),

@@ -45,11 +45,7 @@ class Expected:
 
 
 def expected_tensors(shape: DraftShape) -> dict[str, Expected]:
-    """
-    The tensors of the draft's layers and its last norm, by vLLM's names without `model.`.
-
-    `fc`, its norms, embedding, head and `d2t` have rules of their own.
-    """
+    """By vLLM's names without `model.`; `fc`, its norms, embedding, head and `d2t` have their own rules."""
     hidden = shape.size("hidden_size")
     found = {"norm.weight": Expected(shape=(hidden,), rule=Rule.NORM_SHAPE)}
     for layer in range(min(shape.depth, MOST_LAYERS)):

@@ -23,12 +23,7 @@ class LoadedPair:
 
 
 def load_pair(settings: WorkerSettings, announcer: AnnouncerLike) -> LoadedPair:
-    """
-    Read and digest target and draft, after checking that they fit.
-
-    Fails closed: a draft that does not fit is never served.  `worker.bad_draft` decides whether the target is
-    served without it, or ConfigurationError is raised.
-    """
+    """Check a pair, then read and digest it; fails closed: a draft that does not fit is never served."""
     if settings.method != "eagle3" or settings.draft is None:
         return LoadedPair(target=load_weights(settings.model), draft=None)
     inspected = inspect_weights(settings.model), inspect_weights(settings.draft)

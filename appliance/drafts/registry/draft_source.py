@@ -39,11 +39,7 @@ class DraftSource:
 
 
 def read_source(path: Path) -> DraftSource:
-    """
-    Read a draft's directory, or a registered one (`revision.json` and `weights/`); reads every byte.
-
-    Raises DraftNotFoundError without a directory, DraftRefusedError if it holds no complete draft.
-    """
+    """Read a draft's directory, or a registered one (`revision.json` and `weights/`); reads every byte."""
     home = path.absolute()
     if not home.is_dir():
         raise DraftNotFoundError(f"{home} is not a directory: give the one with the draft's config.json")

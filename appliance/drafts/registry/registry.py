@@ -54,12 +54,7 @@ class DraftRegistry:
         return tuple(sorted(found, key=lambda each: (each.made, each.digest))), tuple(warnings)
 
     def find(self, name: str) -> Revision:
-        """
-        Find a draft by its digest or a unique prefix of it, with or without `sha256:`.
-
-        Raises DraftNotFoundError if no draft, or several, match; DraftRefusedError if its signature is
-        invalid.
-        """
+        """Find a draft by its digest or a unique prefix of it, with or without `sha256:`."""
         digits = name.strip().lower().removeprefix("sha256:")
         names = [known for known in self._store.names() if digits and known.startswith(digits)]
         if not names:

@@ -13,11 +13,7 @@ from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
 
 
 def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
-    """
-    Open the registry; it trusts the site's own key and those in `drafts.trusted_keys_file`.
-
-    A missing site key is not made: nothing can be signed with it yet.
-    """
+    """Trusts the site's own key, which is not made here, and those in `drafts.trusted_keys_file`."""
     installation, file = locate(settings), settings.drafts.trusted_keys_file
     others = () if file is None else load_trusted_keys(file)
     mine = (_load(settings, installation),) if installation.drafts_key.exists() else ()
@@ -26,11 +22,7 @@ def open_registry(settings: Settings, clock: Clock) -> DraftRegistry:
 
 
 def site_signer(settings: Settings) -> Signer:
-    """
-    The key that signs this site's drafts, made on first use.
-
-    A key at a configured path is the operator's and is never made; AuditKeyError if it is missing.
-    """
+    """Makes the site's key on first use; one at a configured path is the operator's and never made."""
     installation = locate(settings)
     if settings.drafts.signing_key_file is None and not installation.drafts_key.exists():
         _create(installation)

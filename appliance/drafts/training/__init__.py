@@ -1,6 +1,1 @@
-"""
-Trains a draft on this site's own data.
-
-Only the modules that `python -m appliance.drafts.training` runs import `torch` and `transformers`; commands
-import the others.
-"""
+"""Trains a draft; only modules of the training process import `torch` and `transformers`."""

@@ -21,12 +21,7 @@ class ParentDraft:
 def choose_parent(
     settings: Settings, registry: DraftRegistry, target: Weights, named: str | None
 ) -> ParentDraft:
-    """
-    Find the named draft, or by default the one in service for the target.
-
-    `named` is a directory, or a registered draft's digest or its prefix.  Raises DraftRefusedError if no
-    draft serves the target, or it does not fit.
-    """
+    """`named` is a directory, or a registered draft's digest or its prefix; default: the draft in service."""
     if named is not None and Path(named).is_dir():
         weights = load_weights(Path(named))
         parent = ParentDraft(path=weights.path, digest=weights.digest)

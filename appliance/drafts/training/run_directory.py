@@ -69,11 +69,7 @@ class RunDirectory:
         return None if content is None else str(content["draft"])
 
     def publish(self, digest: str) -> None:
-        """
-        Record that the draft is registered, and remove the checkpoints.
-
-        After a crash before this, the next run finds the draft in the registry.
-        """
+        """Record that the draft is registered; a run that crashed before this finds it in the registry."""
         with storage_errors(self.path):
             write_private(self.path / "published.json", json.dumps({"draft": digest}) + "\n")
             for name in OBSOLETE:
@@ -84,11 +80,7 @@ class RunDirectory:
                     path.unlink(missing_ok=True)
 
     def refuse_changed(self, identity: Mapping[str, Any]) -> bool:
-        """
-        Whether the run has begun; raises DraftRefusedError if it began with another identity.
-
-        Only what both identities state is compared.
-        """
+        """Whether the run has begun; DraftRefusedError if it began with other values of `identity`."""
         before = _read(self.path / "run.json")
         if before is None:
             return False

@@ -35,12 +35,7 @@ def train(
     environment: Mapping[str, str],
     observe: Callable[[Point], None],
 ) -> bool:
-    """
-    Train until done; False if it was stopped, DraftRefusedError if it cannot be trained.
-
-    `lines` makes the lines that follow the job's own.  `log` receives the libraries' output and is replaced;
-    `observe` is called for every step.
-    """
+    """False if it was stopped; `lines` makes the lines that follow the job's own, `log` is replaced."""
     try:
         output = log.open("w", encoding="utf-8")
     except OSError as error:

@@ -130,11 +130,7 @@ def _line(content: Mapping[str, Any]) -> str:
 
 
 def sample_lines(dataset: "Dataset") -> Iterator[str]:
-    """
-    Encode every sample that still exists, and their count last.
-
-    Each sample is decrypted here and passed on through a pipe: none of them is written to disk.
-    """
+    """Each sample is decrypted here and passed on through a pipe: none of them is written to disk."""
     digests = {entry.request_id: entry.digest for entry in dataset.manifest.samples}
     count = 0
     for held_out in (False, True):

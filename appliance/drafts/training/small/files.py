@@ -46,12 +46,7 @@ class StoredHead:
 
 
 def new_head(target: Mapping[str, Any], output: Tensor) -> StoredHead:
-    """
-    Make an untrained EAGLE 3.1 head.
-
-    Its output starts from the target's output embedding, [vocabulary, width]; DraftRefusedError if that does
-    not fit.
-    """
+    """An untrained EAGLE 3.1 head; it starts from the target's output embedding, [vocabulary, width]."""
     config = new_config(target)
     head = DraftHead(head_shape(config, target))
     _start_from(head, output)
@@ -59,12 +54,7 @@ def new_head(target: Mapping[str, Any], output: Tensor) -> StoredHead:
 
 
 def load_head(directory: Path, target: Mapping[str, Any], output: Tensor) -> StoredHead:
-    """
-    Read a head without lint errors to continue its training.
-
-    `output` is the target's output embedding, for a head without its own.  Raises DraftRefusedError if its
-    tensors do not match its config.
-    """
+    """Read a head without lint errors; `output`, the target's output embedding, is for one that has none."""
     config = inspect_weights(directory).config
     head = DraftHead(head_shape(config, target))
     stored: dict[str, Tensor] = {}

@@ -34,11 +34,7 @@ class Unrolled:
 def unrolled_loss(
     head: DraftHead, seen: Observed, batch: TokenBatch, *, unroll: int, decay: float
 ) -> Unrolled:
-    """
-    Draft `unroll` tokens from every row and compare them with the target.
-
-    `batch` is at least `unroll + 2` tokens long; `decay` weights each draft token relative to the previous.
-    """
+    """`batch` has at least `unroll + 2` tokens; `decay` weights each draft token relative to the previous."""
     rows = batch.ids.shape[1] - 1 - unroll
     fed = head.fuse([state[:, :rows] for state in seen.captured])
     cache, loss = StepCache(head.shape.sliding_window), torch.zeros((), device=batch.ids.device)

@@ -1,8 +1,4 @@
-"""
-The frozen target in the training process, its tokenizer, and the device both compute on.
-
-Loaded from the target's own directory; the serving worker is not involved.
-"""
+"""The frozen target in the training process, its tokenizer, and the device both compute on."""
 
 from dataclasses import dataclass
 from pathlib import Path

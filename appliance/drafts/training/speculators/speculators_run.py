@@ -53,12 +53,7 @@ def train_with_speculators(
     environment: Mapping[str, str],
     say: Callable[[str], None],
 ) -> bool:
-    """
-    Train until done; False if it was stopped.
-
-    The run is locked.  `lines` are samples as for the built-in backend; `python` is the interpreter of an
-    environment with the library and vLLM, ConfigurationError if that is unsuitable.
-    """
+    """False if it was stopped; `run` is locked, `lines` are as for the built-in backend."""
     if job.recipe.steps is None:
         raise ConfigurationError("the backend speculators needs --steps, not --minutes")
     python, offline = python.absolute(), offline_environment(environment)
