@@ -54,10 +54,9 @@ class Prober:
                     if answer["number"] == self._asked:
                         return Observation.from_json(answer)
             except TimeoutError:
-                failure = "the probe process did not answer in time"
+                return _nothing("the probe process did not answer in time")
             except (OSError, EOFError, ValueError):
-                failure = "the probe process has ended: restart the gateway"
-            return Observation(control=None, results=(), failure=failure)
+                return _nothing("the probe process has ended: restart the gateway")
 
     def close(self) -> None:
         self._process.kill()
@@ -83,3 +82,7 @@ class Prober:
             self._unread += part
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
+
+
+def _nothing(failure: str) -> Observation:
+    return Observation(control=None, results=(), failure=failure)
