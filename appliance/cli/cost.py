@@ -4,7 +4,6 @@
 The report names tenants and holds no content.  Reading it is not recorded in the audit log.
 """
 
-import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from appliance.cli.common.audit_log import has_log
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.gateway.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
 from appliance.gateway.cost.report import CostReport
@@ -49,8 +48,7 @@ def report(
     """Show engine time, energy, tokens and cost of a period, with tenants' names."""
     if as_csv and as_json:
         raise ConfigurationError("--csv and --json both print: choose one of them")
-    now = time.time()  # noqa: TID251 - a command is a composition root
-    made = read_report(settings_from(config, data), first, end, now)
+    made = read_report(settings_from(config, data), first, end, wall_clock())
     if html is not None:
         try:
             html.write_text(render_page(made), encoding="utf-8")

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from appliance.cli.common.duration import parse_duration, show_duration
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
-from appliance.cli.register import CLOCK, change_roster, parse_expiry, parse_names, read_roster
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.register import change_roster, parse_expiry, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate
 from appliance.infra.files import write_private
@@ -39,7 +39,7 @@ def create(
     data: DataOption = None,
 ) -> None:
     """Create a key for a tenant and show it once."""
-    now = int(CLOCK())
+    now = int(wall_clock())
     text, key = make_key(
         secrets.token_bytes(KEY_BYTES),
         admin=admin,
@@ -61,7 +61,7 @@ def rotate(
     data: DataOption = None,
 ) -> None:
     """Replace a key and show the new one once; the old one stays valid for the overlap."""
-    settings, now, seconds = settings_from(config, data), int(CLOCK()), parse_duration(overlap)
+    settings, now, seconds = settings_from(config, data), int(wall_clock()), parse_duration(overlap)
     text, key = make_key(
         secrets.token_bytes(KEY_BYTES), created_at=now, expires_at=parse_expiry(expires, now)
     )
@@ -90,7 +90,7 @@ def revoke(
     """Revoke a key: final, on every gateway within about a second."""
     if reason is not None and (len(reason) > REASON_CHARACTERS or not reason.isprintable()):
         raise ConfigurationError(f"--reason takes one line of at most {REASON_CHARACTERS} characters")
-    settings, now = settings_from(config, data), int(CLOCK())
+    settings, now = settings_from(config, data), int(wall_clock())
     change_roster(settings, lambda tenants: revoke_key(tenants, key_id, now=now), reason=reason)
     typer.echo(f"{key_id} is revoked")
     installation = locate(settings)
@@ -105,7 +105,7 @@ def list_keys(
     data: DataOption = None,
 ) -> None:
     """List keys: tenant, id, permissions, validity; never the keys themselves."""
-    tenants, now = read_roster(settings_from(config, data)).tenants, CLOCK()
+    tenants, now = read_roster(settings_from(config, data)).tenants, wall_clock()
     for each in tenants if tenant is None else (find_tenant(tenants, tenant),):
         for key in each.keys:
             typer.echo("\t".join((each.name, key.key_id, _permissions(each, key), show_state(key, now))))

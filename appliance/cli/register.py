@@ -6,8 +6,7 @@ second.  It fails closed: a change that cannot be recorded is not made.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,14 +14,13 @@ from appliance.audit.append import append_entry
 from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.duration import SECONDS_IN, parse_duration
+from appliance.cli.common.options import wall_clock
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import SqlTenantStore
-
-CLOCK: Callable[[], float] = time.time  # noqa: TID251 - commands are composition roots
 
 
 def read_roster(settings: Settings) -> Roster:
@@ -56,6 +54,6 @@ def _open_register(settings: Settings) -> Iterator[Registrar]:
         store = SqlTenantStore(log.database)
 
         async def record(entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as the registry has it
-            append_entry(log, entry_type, fields, origin=settings.audit.origin, clock=CLOCK)
+            append_entry(log, entry_type, fields, origin=settings.audit.origin, clock=wall_clock)
 
         yield Registrar(store=store, record=record)

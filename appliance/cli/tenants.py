@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.keys import show_state
-from appliance.cli.register import CLOCK, change_roster, parse_names, read_roster
+from appliance.cli.register import change_roster, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.files import write_private
 from appliance.tenancy import encode_tenants, parse_tenants
@@ -105,7 +105,7 @@ def delete(
 @commands.command(name="list")
 def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
     """List tenants: name, state, priority, models, number of valid keys."""
-    now = CLOCK()
+    now = wall_clock()
     for tenant in read_roster(settings_from(config, data)).tenants:
         state = "disabled" if tenant.disabled else "enabled"
         keys = sum(key.is_valid_at(now) for key in tenant.keys)
@@ -117,7 +117,7 @@ def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
 @commands.command()
 def show(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
     """Print a tenant as YAML, without digests or keys."""
-    tenant, now = find_tenant(read_roster(settings_from(config, data)).tenants, name), CLOCK()
+    tenant, now = find_tenant(read_roster(settings_from(config, data)).tenants, name), wall_clock()
     keys = [
         {"key_id": key.key_id, "admin": key.admin, "state": show_state(key, now), **describe_key(key)}
         for key in tenant.keys
@@ -139,7 +139,7 @@ def import_file(
     wanted = parse_tenants(_read(file))
     changed = change_roster(
         settings_from(config, data),
-        lambda tenants: import_tenants(tenants, wanted, prune=prune, now=CLOCK()),
+        lambda tenants: import_tenants(tenants, wanted, prune=prune, now=wall_clock()),
     )
     typer.echo(f"{len(wanted)} tenants are as {file} has them; there are {len(changed.tenants)} in all")
 

@@ -6,7 +6,6 @@ is not taken.
 """
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -14,6 +13,7 @@ from appliance.audit.append import append_entry
 from appliance.audit.entry import JSON
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
+from appliance.cli.common.options import wall_clock
 from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
@@ -32,7 +32,7 @@ def open_journal(settings: Settings) -> Journal:
                 entry_type,
                 {**fields, "actor": f"cli:{account_name()}"},
                 origin=settings.audit.origin,
-                clock=time.time,  # noqa: TID251 - a command is a composition root
+                clock=wall_clock,
                 random_bytes=os.urandom,
             )
 

@@ -19,7 +19,7 @@ import typer
 from appliance.app.worker_process import engine_version
 from appliance.audit.entry import JSON, format_decimal
 from appliance.audit.entry_types import EntryType
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.evaluation.arms import Arm, choose_prompts
 from appliance.drafts.evaluation.evaluating import (
@@ -85,7 +85,7 @@ def evaluate_draft(
     settings = settings_from(config, data)
     directory = locate(settings).drafts
     say = partial(typer.echo, err=True)
-    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    registry = open_registry(settings, wall_clock)
     say("reading the weights")
     comparison = open_comparison(
         registry, directory, settings.worker, candidate=candidate, target=target, incumbent=incumbent
@@ -151,7 +151,7 @@ def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> Ev
         margin=settings.drafts.trial_margin,
         say=say,
         clock=time.monotonic,
-        wall_clock=time.time,  # noqa: TID251 - a command is a composition root
+        wall_clock=wall_clock,
     )
 
 

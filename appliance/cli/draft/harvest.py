@@ -1,6 +1,5 @@
 """`appliance draft harvest`."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -13,7 +12,7 @@ from appliance.audit.content.payloads import first_id
 from appliance.audit.content.samples import SqlSampleStore
 from appliance.audit.reading import MAX_PURPOSE_CHARACTERS
 from appliance.cli.common.audit_log import open_store
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.harvest.candidate import POLICY, HarvestCandidate, HarvestFilter, allows
 from appliance.drafts.harvest.content_vault import open_vault
@@ -31,7 +30,6 @@ from appliance.tenancy import Tenant
 from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.store import SqlTenantStore
 
-CLOCK: Callable[[], float] = time.time  # noqa: TID251 - a command is a composition root
 ANY_LENGTH = 32768
 """Maximum tokens of a sample if the target's config states no context."""
 
@@ -102,7 +100,10 @@ def harvest_samples(
         return
     aim = HarvestPurpose(target=weights.digest, tokenizer=digest_tokenizer(weights.path), text=purpose)
     environment = offline_environment(process_environment(), plugins=())
-    with open_tokenizer(weights.path, environment) as tokenizer, open_vault(settings, clock=CLOCK) as vault:
+    with (
+        open_tokenizer(weights.path, environment) as tokenizer,
+        open_vault(settings, clock=wall_clock) as vault,
+    ):
         manifest, skipped = harvest(
             surveyed,
             selection,
@@ -112,7 +113,7 @@ def harvest_samples(
                 tokenizer=tokenizer,
                 journal=open_journal(settings),
                 permitted=lambda: frozenset(each.name for each in _tenants(settings) if allows(each)),
-                clock=CLOCK,
+                clock=wall_clock,
                 drafts=locate(settings).drafts,
             ),
         )

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -16,7 +15,7 @@ import typer
 from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import open_store
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.draft.lint import count_of
 from appliance.drafts.harvest.dataset import find_manifest
 from appliance.drafts.harvest.provenance import ErasedSample, Provenance, first_training, parse_used, trace
@@ -46,7 +45,7 @@ def provenance(
     settings = settings_from(config, data)
     with open_store(settings):  # fails if the tables are missing or outdated
         pass
-    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    registry = open_registry(settings, wall_clock)
     revision = registry.find(draft)
     found = _trace(settings, revision, registry.weights(revision))
     if as_json:

@@ -1,7 +1,6 @@
 """`appliance draft list | show | import | key`."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from appliance.audit.entry_types import EntryType
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.evaluation.store import load_evaluation, load_measured
 from appliance.drafts.lint.lint import lint_pair
@@ -34,17 +33,14 @@ NOTHING = "-"
 
 def list_drafts(config: ConfigOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:  # noqa: FBT002
     """List the drafts of this site, oldest first, and which of them serve; reads no weights."""
-    registry = open_registry(settings_from(config, data), time.time)  # noqa: TID251 - a command is a composition root
+    registry = open_registry(settings_from(config, data), wall_clock)
     revisions, warnings = registry.survey()
     marks = _Marks(registry.directory)
     measured = {revision.digest: marks.measured(revision) for revision in revisions}
     if as_json:
         drafts = [_as_json(revision, marks.of(revision), measured[revision.digest]) for revision in revisions]
-        typer.echo(
-            json.dumps(
-                {"drafts": drafts, "warnings": [*warnings, *marks.warnings]}, indent=2, ensure_ascii=False
-            )
-        )
+        report = {"drafts": drafts, "warnings": [*warnings, *marks.warnings]}
+        typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
         return
     rows = [_row(revision, marks.of(revision), measured[revision.digest]) for revision in revisions]
     for line in _aligned([HEADINGS, *rows]) if rows else ["no draft is registered"]:
@@ -65,7 +61,7 @@ def show(
     It is linted if `worker.model` is its target.  The exit code is 0 whatever lint finds.
     """
     settings = settings_from(config, data)
-    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    registry = open_registry(settings, wall_clock)
     revision = registry.find(draft)
     weights, marks = registry.weights(revision), _Marks(registry.directory)
     known = _as_json(revision, marks.of(revision), marks.measured(revision))
@@ -107,14 +103,10 @@ def import_draft(
     and it must fit its target.
     """
     settings = settings_from(config, data)
-    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    registry = open_registry(settings, wall_clock)
     source = read_source(path)
     origin = read_origin(
-        source,
-        signature=signature,
-        vouched=vouch,
-        trusted=registry.trusted,
-        now=time.time(),  # noqa: TID251 - as above
+        source, signature=signature, vouched=vouch, trusted=registry.trusted, now=wall_clock()
     )
     # Last, because it reads the whole target.
     served = _target(settings, target)

@@ -7,7 +7,6 @@ nothing.
 
 import hashlib
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.harvest.dataset import Dataset, open_dataset
 from appliance.drafts.registry.registry import DraftRegistry
@@ -110,7 +109,7 @@ def train_draft(
         raise ConfigurationError("give --from or --from-scratch, not both")
     refuse_egress_variables(process_environment())
     settings = settings_from(config, data)
-    registry = open_registry(settings, time.time)  # noqa: TID251 - a command is a composition root
+    registry = open_registry(settings, wall_clock)
     _say("reading the target's weights")
     weights = load_weights(target or settings.worker.model)
     opened = open_dataset(settings, dataset)

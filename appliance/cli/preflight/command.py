@@ -1,7 +1,6 @@
 """`appliance preflight`: checks before going live, on one screen."""
 
 import sys
-import time
 from enum import StrEnum
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.cli.preflight.checklist import SUBJECTS, run_checks
 from appliance.cli.preflight.secret_files import FILE
@@ -74,14 +73,13 @@ def preflight(
     left_out = frozenset(skip or ())
     _refuse_unknown(left_out)
     progress = Console(stderr=True)
-    clock = time.time  # noqa: TID251 - a root hands out the clock
     gateway, worker = role is not MachineRole.WORKER, role is not MachineRole.GATEWAY
     with progress.status("checking", spinner="line") as status:
         try:
             inquiry = Inquiry(
                 settings=settings_from(config, data),
                 settings_file=config,
-                clock=clock,
+                clock=wall_clock,
                 gateway=gateway,
                 worker=worker,
                 manifest=against,
@@ -100,7 +98,11 @@ def preflight(
                 run_checks(inquiry, skip=left_out, report=lambda title: status.update(escape(title)))
             )
     report = make_report(
-        checks, version=installed_version("sovereign-appliance"), now=clock(), gateway=gateway, worker=worker
+        checks,
+        version=installed_version("sovereign-appliance"),
+        now=wall_clock(),
+        gateway=gateway,
+        worker=worker,
     )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
