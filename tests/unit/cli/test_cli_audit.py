@@ -1,4 +1,4 @@
-"""Nothing is shown that is not recorded."""
+"""Every entry that is shown is recorded as read."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import AuditSettings
 
-NOBODY = "http://127.0.0.1:1"
-"""Where no gateway answers."""
+NO_GATEWAY = "http://127.0.0.1:1"
+"""No gateway answers here."""
 ME = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
 
 
@@ -61,7 +61,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def run(data: Path, *words: str):
-    """Run a command; what it raises is in the result."""
+    """Run a command; an exception is in the result."""
     return CliRunner().invoke(cli, ["audit", *words, "--data", str(data)])
 
 
@@ -72,7 +72,7 @@ def entries(data: Path) -> list[dict]:
 
 
 def break_writing(data: Path) -> None:
-    """Let every append fail, as a read-only database or a full disk would."""
+    """Make every append fail, as with a read-only database or a full disk."""
     with closing(sqlite3.connect(data / "audit.db")) as database:
         database.execute(
             "CREATE TRIGGER full BEFORE INSERT ON audit_leaves BEGIN SELECT RAISE(ABORT, 'disk full'); END"
@@ -89,7 +89,7 @@ READS = [
 
 @pytest.mark.parametrize(("operation", "words", "start", "end"), READS)
 def test_every_reading_is_recorded(data, operation, words, start, end):
-    """Who, what range and why are in the log; the entry is not part of what was shown."""
+    """The log has account, range and purpose; the entry itself is not shown."""
     before = entries(data)
     result = run(data, *words, "--purpose", "quarterly review")
     assert result.exit_code == 0, result.output
@@ -108,7 +108,7 @@ def test_every_reading_is_recorded(data, operation, words, start, end):
 
 
 def test_an_export_is_recorded(data, tmp_path):
-    """The whole range that was exported is named, and the export verifies."""
+    """The entry has the exported range, and the export verifies."""
     result = run(data, "export", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     read = entries(data)[-1]
@@ -144,33 +144,33 @@ def test_unrecorded_option_shows_entries_with_a_warning(data, tmp_path, monkeypa
 
 
 def test_reading_is_recorded_locally_if_the_gateway_is_down(data):
-    """The command then records it itself, and says so."""
-    result = run(data, "tail", "--url", NOBODY)
+    """The command then records it itself, and reports that."""
+    result = run(data, "tail", "--url", NO_GATEWAY)
     assert result.exit_code == 0
     assert "this command records the reading instead" in result.stderr
     assert entries(data)[-1]["type"] == "audit.read"
 
 
 def test_an_account_without_a_name_is_recorded_by_its_number():
-    """A process in a container may run as a number that no file knows."""
+    """A process in a container may run as a user id without a name."""
     assert account_name(lambda: 2**31 - 7) == f"uid-{2**31 - 7}"
 
 
 def test_unrecorded_option_still_records_when_possible(data):
-    """Where the reading can be recorded it is, whatever was asked."""
+    """If the reading can be recorded, it is, also with `--unrecorded`."""
     assert run(data, "tail", "--unrecorded").exit_code == 0
     assert entries(data)[-1]["type"] == "audit.read"
 
 
 @pytest.mark.parametrize("purpose", ["two\nlines", "x" * 201])
 def test_a_purpose_is_one_line(data, purpose):
-    """What would not fit an entry is refused before anything is read."""
+    """A purpose that does not fit an entry is refused before anything is read."""
     result = run(data, "tail", "--purpose", purpose)
     assert isinstance(result.exception, ConfigurationError)
     assert result.stdout == ""
 
 
 def test_reading_of_a_missing_entry_is_not_recorded(data):
-    """Asking for an entry that is not there reads nothing."""
+    """A request for a missing entry reads nothing."""
     assert isinstance(run(data, "show", "99").exception, ConfigurationError)
     assert len(entries(data)) == 3

@@ -1,4 +1,4 @@
-"""`appliance bundle`, from the making of a key to the entry in the audit log; each refusal is one line."""
+"""`appliance bundle`, from the creation of a key to the entry in the audit log; each refusal is one line."""
 
 import json
 import shutil
@@ -78,7 +78,7 @@ def entries(place: Path) -> list[dict]:
 
 
 def test_bundle_is_built_split_verified_and_loaded(place):
-    """Built, made a difference of, split, verified, planned, joined, loaded and recorded."""
+    """Build, difference, split, verify, plan, join, load and record."""
     data = ("--data", place / "data")
     targets = ("--models", place / "models", "--files", place / "files")
     assert "is complete and signed by example.com/releases" in run("verify", place / "1.0.0", *data)
@@ -141,7 +141,7 @@ def test_an_installation_that_was_never_started_has_no_log_yet(place):
 
 
 def test_every_refusal_is_one_line(place):
-    """What is wrong, and what to do."""
+    """The problem, and what to do."""
     data = ("--data", place / "data")
     assert "pass a destination" in refused(ConfigurationError, "load", place / "1.0.0", *data)
     assert "no bundle at" in refused(ConfigurationError, "verify", place / "none", *data)
@@ -169,13 +169,13 @@ def test_every_refusal_is_one_line(place):
 
 
 def test_emit_describes_the_bundle_for_other_tools(place):
-    """Without a key: the list is for the machine that builds, too."""
+    """Without a key: the list is also for the machine that builds."""
     assert run("emit", place / "1.0.0").count("@sha256:") == 2
     assert run("emit", place / "1.0.0", "--as", "zarf").startswith("kind: ZarfPackageConfig\n")
 
 
 def test_charts_are_rendered_if_helm_is_installed(place, monkeypatch):
-    """With the values of the recipe; what helm complains of is passed on in one line."""
+    """With the values of the recipe; helm's errors are reported in one line."""
     helm = place / "bin" / "helm"
     helm.parent.mkdir()
     wanted = "template bundle $3 --kube-version 1.34.0 --values $7 --values -"

@@ -1,4 +1,4 @@
-"""What is typed reaches the gateway, and what it says can be read."""
+"""`appliance speculation`: commands reach the gateway, and its answers are shown."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ NOTHING: Any = None
 
 @dataclass
 class FakeAudit:
-    """An audit log that keeps what the real one would take."""
+    """An audit log that keeps valid entries."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
 
@@ -64,7 +64,7 @@ class FakeAudit:
 
 @dataclass(kw_only=True)
 class Gateway:
-    """A gateway with one worker, in a thread of its own, and the command line that speaks to it."""
+    """A gateway with one worker in its own thread, and the commands that use it."""
 
     url: str
     data: Path
@@ -136,7 +136,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 
 def observe(pool: WorkerPool, control: FakeControl) -> None:
-    """Let control have seen the worker."""
+    """Publish a state of the worker, as control does."""
     snapshot = pool.snapshot(WorkerId("w1"))
     assert snapshot is not None
     counters = SpecDecodeCounters(
@@ -160,7 +160,7 @@ def observe(pool: WorkerPool, control: FakeControl) -> None:
 
 
 def refusal(result: Result) -> str:
-    """The one line a command ends with."""
+    """The one line of an error."""
     assert result.exit_code != 0
     assert isinstance(result.exception, ConfigurationError), result.output
     assert "\n" not in str(result.exception)

@@ -1,4 +1,4 @@
-"""What is typed is in the database and in the log."""
+"""Commands change the database and the audit log."""
 
 import stat
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ NOW = 1_800_000_000
 
 @dataclass(kw_only=True)
 class Site:
-    """A data directory with a database, and the command line on it."""
+    """A data directory with a database, and the commands that use it."""
 
     data: Path
     store: SqlTenantStore
@@ -39,13 +39,13 @@ class Site:
         return CliRunner().invoke(cli, [*words, "--data", str(self.data)], input=stdin)
 
     def done(self, *words: str, stdin: str | None = None) -> str:
-        """Run a command that works; what it printed on standard output."""
+        """Run a command that succeeds; returns its standard output."""
         result = self.run(*words, stdin=stdin)
         assert result.exit_code == 0, result.exception or result.output
         return result.stdout
 
     def refused(self, *words: str, kind: type[ApplianceError] = ConfigurationError) -> str:
-        """Run a command that does not; the line it ends with.  Nothing was changed."""
+        """Run a command that fails; returns its error.  Nothing was changed."""
         before = self.store.generation(), self.entries()
         result = self.run(*words)
         assert result.exit_code != 0
@@ -73,7 +73,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
-def test_a_tenant_is_created_with_all_that_is_typed(site: Site):
+def test_tenant_is_created_with_all_options(site: Site):
     site.done(
         "tenant", "create", "new", "--models", "demo,other", "--priority", "interactive",
         "--content", "digest",
@@ -107,7 +107,7 @@ def test_a_tenant_is_created_with_all_that_is_typed(site: Site):
     ]
 
 
-def test_set_changes_what_is_typed_and_nothing_else(site: Site):
+def test_set_changes_only_the_given_options(site: Site):
     site.done("tenant", "set", "acme", "--limit", "tokens_per_day=5", "--limit", "tokens_per_month=50")
     site.done("tenant", "set", "acme", "--limit", "tokens_per_day=none", "--models", "")
     assert find_tenant(site.tenants, "acme") == Tenant(
@@ -158,8 +158,8 @@ def test_a_key_for_the_admin_api_opens_nothing_else(site: Site):
     ]
 
 
-def test_a_key_for_nobody_makes_no_tenant(site: Site):
-    """A name that is mistyped must not get every model."""
+def test_key_for_an_unknown_tenant_creates_no_tenant(site: Site):
+    """A mistyped name must not get access to every model."""
     assert "no tenant 'acne'" in site.refused("key", "create", "acne", kind=TenantNotFoundError)
 
 
@@ -175,8 +175,8 @@ def test_a_key_is_rotated_with_an_overlap(site: Site):
     assert "rotated already" in site.refused("key", "rotate", STORED.key_id, kind=TenantConflictError)
 
 
-def test_the_admin_key_of_this_machine_is_replaced_where_it_is_kept(site: Site):
-    """Commands go on working after the key they use was rotated."""
+def test_admin_key_of_this_machine_is_replaced_in_its_file(site: Site):
+    """Commands continue to work after their key was rotated."""
     file = site.data / "admin.key"
     file.write_text(ADMIN_KEY + "\n")
     new = site.done("key", "rotate", ADMIN.key_id).strip()
@@ -205,7 +205,7 @@ def test_what_was_exported_is_imported_without_a_change(site: Site, tmp_path: Pa
     assert (site.store.read(), site.entries()) == (before, [])
 
 
-def test_an_import_removes_only_when_told(site: Site, tmp_path: Path):
+def test_import_deletes_only_with_prune(site: Site, tmp_path: Path):
     file = tmp_path / "tenants.yaml"
     content = yaml.safe_load(site.done("tenant", "export"))
     del content["tenants"]["acme"]
@@ -240,13 +240,13 @@ SLIPS = [
 ]
 
 
-def test_a_slip_is_refused_in_one_line(site: Site):
+def test_mistyped_argument_is_refused_in_one_line(site: Site):
     for words, expected in SLIPS:
         assert expected in site.refused(*words)
 
 
-def test_a_directory_without_a_database_is_left_alone(tmp_path: Path):
-    """A wrong --data must not become a new appliance."""
+def test_directory_without_a_database_is_not_changed(tmp_path: Path):
+    """A wrong --data must not create a new appliance."""
     for words in (["tenant", "list"], ["tenant", "create", "x"], ["key", "list"]):
         result = CliRunner().invoke(cli, [*words, "--data", str(tmp_path)])
         assert isinstance(result.exception, ConfigurationError)
@@ -264,5 +264,5 @@ def test_a_directory_without_a_database_is_left_alone(tmp_path: Path):
         ("2027-01-15T01:00:00+01:00", 1_799_971_200),
     ],
 )
-def test_an_expiry_is_a_while_or_a_moment(text: str | None, moment: int | None):
+def test_expiry_is_a_duration_or_a_time(text: str | None, moment: int | None):
     assert parse_expiry(text, NOW + 0.9) == moment

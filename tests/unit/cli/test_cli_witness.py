@@ -1,4 +1,4 @@
-"""The commands of witnesses, and of the log that asks them, say what is wrong in one line."""
+"""The commands of witnesses and of the witnessed log report problems in one line."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def run(*arguments):
 
 
 def refused(kind, *arguments):
-    """Run a command that is refused and return why."""
+    """Run a command that fails and return the error."""
     result = CliRunner().invoke(cli, ["audit", *map(str, arguments)])
     assert isinstance(result.exception, kind), result
     message = str(result.exception)
@@ -42,7 +42,7 @@ def refused(kind, *arguments):
 
 
 class Data:
-    """A data directory with a log that grows and signs when told."""
+    """A data directory with a log that grows and signs on demand."""
 
     def __init__(self, path):
         self.path = path
@@ -98,8 +98,8 @@ def settings(tmp_path):
     return settings_
 
 
-def test_a_witness_is_made_and_shows_its_keys(tmp_path, data):
-    """Both algorithms where asked for; a second witness in the same place is refused."""
+def test_witness_is_created_and_prints_its_keys(tmp_path, data):
+    """Both algorithms with the option; a second witness in the same directory is refused."""
     home = tmp_path / "w"
     made = run("witness", "init", home, "--name", NAME, "--log", data.vkey, "--post-quantum")
     assert [key.kind for key in parse_verifier_keys(made)] == [0x04, 0x06]
@@ -113,7 +113,7 @@ def test_a_witness_is_made_and_shows_its_keys(tmp_path, data):
 
 
 def test_head_is_cosigned_by_file_exchange(tmp_path, data, settings):
-    """Export, cosign, import; a witness that stands elsewhere says where."""
+    """Export, cosign, import; a witness at another size reports it."""
     home, file = tmp_path / "w", tmp_path / "head.txt"
     key = run("witness", "init", home, "--name", NAME, "--log", data.vkey).strip()
     here = ("--config", settings((NAME, key)), "--data", data.path)
@@ -134,8 +134,8 @@ def test_head_is_cosigned_by_file_exchange(tmp_path, data, settings):
     assert "8 of 8 entries" in run("witness", "status", *here)
 
 
-def test_missing_packages_or_files_are_named(tmp_path, data, settings):
-    """No log, no head, no file, several witnesses and no word on which."""
+def test_missing_parts_are_reported_in_one_line(tmp_path, data, settings):
+    """No log, no head, no file, several witnesses without a choice."""
     file = tmp_path / "head.txt"
     home = tmp_path / "w"
     key = run("witness", "init", home, "--name", NAME, "--log", data.vkey).strip()
@@ -161,8 +161,8 @@ def test_missing_packages_or_files_are_named(tmp_path, data, settings):
     assert "does not match" in refused(AuditKeyError, "witness", "cosign", home, file)
 
 
-def test_a_key_is_not_rotated_while_another_gateway_lives(data):
-    """It would go on signing with the key it has in memory."""
+def test_key_is_not_rotated_while_another_gateway_is_alive(data):
+    """It would continue to sign with the key in its memory."""
     data.grow(2)
     data.store.beat("elsewhere", time.time())  # noqa: TID251 - the command reads the real clock
     assert "the gateway elsewhere was alive" in refused(ConfigurationError, "rotate-key", "--data", data.path)

@@ -1,4 +1,4 @@
-"""Orders arrive, and what is said is so."""
+"""`appliance workers`: commands reach the gateway, and the output matches its state."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ DEMO = ServedModel(name="demo", max_model_len=None, created=0)
 
 @dataclass(kw_only=True)
 class Gateway:
-    """A gateway with two workers, in a thread of its own, and the command line that speaks to it."""
+    """A gateway with two workers in its own thread, and the commands that use it."""
 
     url: str
     data: Path
@@ -51,21 +51,21 @@ class Gateway:
     entries: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def run(self, *words: str) -> str:
-        """What a command says."""
+        """The output of a command."""
         arguments = ["workers", *words, "--url", self.url, "--data", str(self.data)]
         result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, arguments)
         assert result.exit_code == 0, result.exception
         return result.output
 
     def refusal(self, *words: str) -> str:
-        """The one line a command ends with."""
+        """The one line of an error."""
         arguments = ["workers", *words, "--url", self.url, "--data", str(self.data)]
         result = CliRunner().invoke(cli, arguments)
         assert isinstance(result.exception, ConfigurationError), result.output
         return str(result.exception)
 
     def ask(self, method: str, path: str, body: dict | None = None, key: str = ADMIN_KEY) -> tuple[int, Any]:
-        """What the admin API says."""
+        """The admin API's answer."""
         request = urllib.request.Request(
             f"{self.url}/admin/v1/{path}",
             data=json.dumps(body).encode() if body is not None else None,
@@ -80,7 +80,6 @@ class Gateway:
                 return error.code, json.load(error)
 
     def write(self, *names: str) -> None:
-        """Write the settings file."""
         urls = ", ".join(f"'http://{name}:1'" for name in names)
         self.file.write_text(f"pool:\n  urls: [{urls}]\n", encoding="utf-8")
 
@@ -152,7 +151,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 
 def test_list_shows_workers_and_their_requests(gateway: Gateway):
-    """By name, with what is the matter if anything is."""
+    """By name, with their problems."""
     gateway.pool.begin("a:1")
     gateway.pool.report_unreachable("b:1")
     lines = gateway.run("list").splitlines()
@@ -164,7 +163,7 @@ def test_list_shows_workers_and_their_requests(gateway: Gateway):
 
 
 def test_worker_is_drained_and_undrained(gateway: Gateway):
-    """The answer says how many requests it still has to finish; both orders are on record."""
+    """The answer has the number of running requests; both commands are recorded."""
     gateway.pool.begin("a:1")
     said = gateway.run("drain", "a:1", "--note", "new fan")
     assert said == "a:1 receives no more requests; in flight: 1\n"
@@ -186,7 +185,7 @@ def test_the_last_worker_needs_force(gateway: Gateway):
 
 
 def test_reload_reports_joined_and_left_workers(gateway: Gateway):
-    """And what is wrong with the file, if anything is."""
+    """An invalid file is refused with the reason."""
     assert gateway.run("reload") == "no worker joined or left\n"
     gateway.write("b", "c")
     assert gateway.run("reload") == "c:1 joined\na:1 left\n"
@@ -198,8 +197,8 @@ def test_reload_reports_joined_and_left_workers(gateway: Gateway):
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [
-        ("POST", "workers/nobody/drain", {}, 404, "worker_not_found"),
-        ("POST", "workers/nobody/undrain", {}, 404, "worker_not_found"),
+        ("POST", "workers/unknown/drain", {}, 404, "worker_not_found"),
+        ("POST", "workers/unknown/undrain", {}, 404, "worker_not_found"),
         ("POST", "workers/a:1/drain", {"force": "yes"}, 400, "invalid_request"),
         ("POST", "workers/a:1/drain", {"forced": True}, 400, "invalid_request"),
         ("POST", "workers/a:1/undrain", {"note": "two\nlines"}, 400, "invalid_request"),
@@ -207,7 +206,7 @@ def test_reload_reports_joined_and_left_workers(gateway: Gateway):
     ],
 )
 def test_invalid_command_changes_no_worker(gateway: Gateway, method, path, body, status, code):
-    """In OpenAI's shape, like everything else."""
+    """In OpenAI's error format."""
     answer = gateway.ask(method, path, body)
     assert (answer[0], answer[1]["error"]["code"]) == (status, code)
     assert gateway.entries == []
@@ -215,7 +214,7 @@ def test_invalid_command_changes_no_worker(gateway: Gateway, method, path, body,
 
 
 def test_only_an_admin_key_opens_it(gateway: Gateway):
-    """A tenant learns nothing about workers."""
+    """A tenant gets no information about workers."""
     for method, path in (("GET", "workers"), ("POST", "workers/reload"), ("POST", "workers/a:1/drain")):
         assert gateway.ask(method, path, {} if method == "POST" else None, key=KEY)[0] == 401
 

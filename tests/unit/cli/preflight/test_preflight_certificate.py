@@ -1,4 +1,4 @@
-"""Promises of the checks of TLS files, on real certificates."""
+"""The checks of TLS files, on real certificates."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ def asked(certificate, key, *, names=(), host="127.0.0.1"):
 
 
 def test_a_certificate_with_its_chain(tmp_path):
-    """Everything is well: files, chain, the names clients use, time left."""
+    """Files, chain, names and validity pass."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(days=90))
     files.certificate.write_text(files.certificate.read_text() + AUTHORITY.pem)
     checks = asked(files.certificate, files.key, names=("gateway.bank.internal", "eu.llm.bank.internal"))
@@ -48,7 +48,7 @@ def test_a_certificate_with_its_chain(tmp_path):
 
 
 def test_the_key_of_another_certificate_is_a_failure(tmp_path):
-    """The line says which file it is."""
+    """The line names the file."""
     files, other = (AUTHORITY.issue(tmp_path, name, *GATEWAY) for name in ("gateway", "other"))
     checks = asked(files.certificate, other.key)
     assert checks["tls.files"].result is CheckResult.FAIL
@@ -57,7 +57,6 @@ def test_the_key_of_another_certificate_is_a_failure(tmp_path):
 
 
 def test_missing_or_malformed_file_is_a_failure(tmp_path):
-    """As a start would say it."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
     assert asked(tmp_path / "none.pem", files.key)["tls.files"].result is CheckResult.FAIL
     files.certificate.write_text("none")
@@ -65,7 +64,7 @@ def test_missing_or_malformed_file_is_a_failure(tmp_path):
 
 
 def test_an_expired_certificate_is_a_failure(tmp_path):
-    """A gateway would start with it, and no client would talk to it."""
+    """A gateway would start with it, and every client would refuse it."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(seconds=-1))
     assert asked(files.certificate, files.key)["tls.expiry"].result is CheckResult.FAIL
 
@@ -75,7 +74,7 @@ def test_an_expired_certificate_is_a_failure(tmp_path):
     [(-40, CheckResult.FAIL), (5, CheckResult.OK), (20, CheckResult.WARN), (31, CheckResult.FAIL)],
 )
 def test_a_certificate_lasts_a_while(tmp_path, days, result):
-    """Two weeks before its end it warns; before its beginning the clock may be wrong."""
+    """It warns two weeks before the end; before the beginning the clock may be wrong."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY, lasts=timedelta(days=30))
     seen = read_certificate(files.certificate)
     now = datetime.now(UTC) + timedelta(days=days)
@@ -83,7 +82,7 @@ def test_a_certificate_lasts_a_while(tmp_path, days, result):
 
 
 def test_a_chain_in_the_wrong_order_is_a_failure(tmp_path):
-    """Clients follow it from one to the next."""
+    """Each certificate must be signed by the next one."""
     files = AUTHORITY.issue(tmp_path, "gateway", *GATEWAY)
     files.certificate.write_text(files.certificate.read_text() + OTHER.pem + AUTHORITY.pem)
     check = judge_chain(read_certificate(files.certificate))
@@ -92,7 +91,7 @@ def test_a_chain_in_the_wrong_order_is_a_failure(tmp_path):
 
 
 def test_self_signed_certificate_is_a_warning(tmp_path):
-    """Nobody believes it who was not told to."""
+    """Only clients that have it installed trust it."""
     (tmp_path / "own.pem").write_text(AUTHORITY.pem)
     assert judge_chain(read_certificate(tmp_path / "own.pem")).result is CheckResult.WARN
 
@@ -111,13 +110,13 @@ def test_self_signed_certificate_is_a_warning(tmp_path):
     ],
 )
 def test_the_certificate_has_the_names_clients_use(tmp_path, alternatives, wanted, host, result):
-    """A star stands for one label; what the installer names has to be there, a guess is a warning."""
+    """A star stands for one label; a missing `--name` is a failure, a missing guess a warning."""
     files = AUTHORITY.issue(tmp_path, "gateway", *alternatives)
     seen = read_certificate(files.certificate)
     assert judge_names(seen, wanted, host=host, machine="gateway.bank.internal").result is result
 
 
 def test_plain_http_is_for_this_machine():
-    """Elsewhere keys and prompts would be read on the way."""
+    """On a network, keys and prompts would be readable."""
     assert judge_plain("127.0.0.1").result is CheckResult.OK
     assert judge_plain("0.0.0.0").result is CheckResult.WARN

@@ -1,4 +1,4 @@
-"""Promises of the list of checks as a whole, and of the report."""
+"""The list of checks as a whole, and the report."""
 
 import io
 import json
@@ -22,7 +22,7 @@ def report_of(*checks: Check) -> PreflightReport:
 
 
 def test_every_check_has_a_unique_id():
-    """Programs tell answers apart by it."""
+    """Programs identify results by it."""
     ids = [subject.id for subject in SUBJECTS]
     assert len(set(ids)) == len(ids)
     assert all(name.count(".") == 1 for name in ids)
@@ -31,7 +31,7 @@ def test_every_check_has_a_unique_id():
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.subjects[0].id.partition(".")[0])
 @pytest.mark.parametrize("role", ["gateway", "worker"])
 def test_each_family_yields_its_checks_once_in_order(tmp_path, family, role, monkeypatch):
-    """Whichever role is asked about."""
+    """With either role."""
     monkeypatch.setattr("appliance.cli.preflight.draft_fit.find_spec", lambda name: None)
     settings = inquiry_in(tmp_path).settings
     inquiry = inquiry_in(tmp_path).__class__(
@@ -45,7 +45,7 @@ def test_each_family_yields_its_checks_once_in_order(tmp_path, family, role, mon
 
 
 def test_failing_check_stops_no_other(tmp_path):
-    """It is a failure itself; what the family did not get to is skipped."""
+    """It is a failure itself; the remaining checks of its family are skipped."""
 
     def broken(inquiry):
         yield A.ok("fine")
@@ -63,7 +63,7 @@ def test_failing_check_stops_no_other(tmp_path):
 
 
 def test_skipped_family_does_not_run(tmp_path):
-    """One question by its id, a family by what its ids begin with."""
+    """A check is skipped by its id, a family by the prefix of its ids."""
 
     def never(inquiry):
         raise AssertionError
@@ -88,19 +88,19 @@ def test_skipped_family_does_not_run(tmp_path):
     ],
 )
 def test_worst_result_is_the_verdict(checks, verdict):
-    """What was skipped counts for nothing."""
+    """Skipped checks do not count."""
     assert report_of(*checks).verdict is verdict
 
 
 def test_every_result_is_one_line():
-    """Whatever an error says."""
+    """Also from an error with several lines."""
     assert A.fail("a\nb", "c\n  d") == Check(
         id="demo.a", title="A", result=CheckResult.FAIL, seen="a b", todo="c d"
     )
 
 
 def test_the_screen_is_a_hundred_columns_wide():
-    """Long lines are folded; what to do stands below; skipped ones are gathered."""
+    """Long lines are folded, the remedy is below the finding, and skipped checks are listed together."""
     long = "x " * 200
     console = Console(width=WIDTH, record=True, file=io.StringIO())
     show(report_of(A.fail(long, long), B.skipped("nothing there"), C.skipped("nothing there")), console)
@@ -111,7 +111,7 @@ def test_the_screen_is_a_hundred_columns_wide():
 
 
 def test_json_output_matches_its_schema():
-    """The schema in the docs is that of the model, and accepts what is printed."""
+    """The docs have the model's schema, which accepts the output."""
     printed = json.loads(report_of(A.ok("x"), B.warn("x", "y")).model_dump_json())
     jsonschema.validate(printed, PreflightReport.model_json_schema(mode="serialization"))
     assert printed["counts"] == {"ok": 1, "warn": 1, "fail": 0, "skipped": 0}

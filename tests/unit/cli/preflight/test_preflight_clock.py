@@ -1,4 +1,4 @@
-"""Promises of the checks of clock and time zone."""
+"""The checks of the clock and the time zone."""
 
 import pytest
 
@@ -18,12 +18,12 @@ NOW = 1_800_000_000.0
     ],
 )
 def test_clock_must_be_synchronised(synchronised, error, result):
-    """By what the kernel was told; no time server is asked."""
+    """Decided from the state in the kernel; no time server is contacted."""
     assert judge_clock(NOW, synchronised=synchronised, error_seconds=error).result is result
 
 
 def test_clock_in_the_past_is_a_failure():
-    """1970 makes certificates not yet valid and entries older than the log."""
+    """In 1970 certificates are not valid yet and new entries are older than the log."""
     assert judge_clock(86400.0, synchronised=True, error_seconds=0.0).result is CheckResult.FAIL
 
 
@@ -44,19 +44,18 @@ def test_clock_is_read_without_privilege():
     ],
 )
 def test_time_zone_of_budgets_should_match_the_system(wanted, system, result):
-    """UTC on a machine that lives elsewhere was perhaps not meant; anything else was chosen."""
+    """UTC may be an oversight on a machine in another time zone; any other setting was chosen."""
     assert judge_zone(wanted, system).result is result
 
 
 def test_the_offset_is_shown():
-    """So that the operator sees when a day begins."""
     assert (
         judge_zone("Africa/Nairobi", None).seen == "token budgets start their days in Africa/Nairobi (+03:00)"
     )
 
 
 def test_a_system_names_its_zone_by_a_link(tmp_path):
-    """A file without a name says nothing."""
+    """/etc/localtime may also be a file, which has no name of a zone."""
     link = tmp_path / "localtime"
     assert read_zone(link=link) is None
     link.symlink_to("/usr/share/zoneinfo/Africa/Nairobi")

@@ -1,4 +1,4 @@
-"""Promises of the checks of CPU and memory."""
+"""The checks of CPU and memory."""
 
 from dataclasses import replace
 
@@ -36,19 +36,19 @@ def test_the_engine_has_code_for_this_cpu(flags, result):
 
 
 def test_cpu_without_bfloat16_reports_float32():
-    """Since weights then take twice as much memory."""
+    """Weights then take twice as much memory."""
     assert "float32" in judge_instructions(replace(SEEN, bfloat16=False)).seen
 
 
 def test_one_core_is_a_warning():
-    """Also where a container's quota leaves no more."""
+    """Also if a container's quota allows no more."""
     assert judge_cores(replace(SEEN, cores=1)).result is CheckResult.WARN
     assert judge_cores(replace(SEEN, cores=1.5)).result is CheckResult.WARN
     assert judge_cores(replace(SEEN, cores=2)).result is CheckResult.OK
 
 
-def test_weights_and_cache_have_to_fit():
-    """With something left for everything else."""
+def test_weights_and_cache_must_fit():
+    """With memory left for the engine, the gateway and the system."""
     settings = WorkerSettings(cpu_kv_cache_gib=4)
     assert judge_memory(settings, SEEN, NEED).result is CheckResult.OK
     assert judge_memory(settings, replace(SEEN, free_bytes=16 * GIB), NEED).result is CheckResult.WARN
@@ -56,28 +56,28 @@ def test_weights_and_cache_have_to_fit():
 
 
 def test_one_longest_context_fits_the_cache():
-    """Or the engine does not start."""
+    """Otherwise the engine does not start."""
     check = judge_memory(WorkerSettings(cpu_kv_cache_gib=1), SEEN, replace(NEED, context=2_000_000))
     assert check.result is CheckResult.FAIL
     assert "cpu_kv_cache_gib" in check.todo
 
 
 def test_deferred_prefill_must_fit_in_memory():
-    """Taken while speculation is stopped, in the worst case for every token the cache has room for."""
+    """Allocated while speculation is off, at most for every token in the KV cache."""
     settings = WorkerSettings(cpu_kv_cache_gib=4)
-    owing = replace(NEED, deferred=2000)  # twice what a token takes in the cache: 8 GiB
-    assert judge_memory(settings, SEEN, owing).result is CheckResult.OK
+    deferring = replace(NEED, deferred=2000)  # twice what a token takes in the cache: 8 GiB
+    assert judge_memory(settings, SEEN, deferring).result is CheckResult.OK
     tight = replace(SEEN, free_bytes=24 * GIB)
     assert judge_memory(settings, tight, NEED).result is CheckResult.OK
-    assert judge_memory(settings, tight, owing).result is CheckResult.WARN
-    check = judge_memory(settings, replace(SEEN, free_bytes=21 * GIB), owing)
+    assert judge_memory(settings, tight, deferring).result is CheckResult.WARN
+    check = judge_memory(settings, replace(SEEN, free_bytes=21 * GIB), deferring)
     assert check.result is CheckResult.FAIL
     assert "up to 8.0 GiB for deferred draft prefill" in check.seen
     assert "deferred" not in judge_memory(settings, SEEN, NEED).seen
 
 
 def test_container_limits_are_applied(tmp_path):
-    """Flags and memory by the kernel, quota and limit by the control group."""
+    """Flags and memory come from the kernel, quota and limit from the control group."""
     proc, groups = tmp_path / "proc", tmp_path / "groups"
     proc.mkdir()
     groups.mkdir()

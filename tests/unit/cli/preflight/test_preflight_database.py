@@ -1,4 +1,4 @@
-"""Promises of the checks of the database; on a real PostgreSQL they are in tests/contract."""
+"""The checks of the database; those on a real PostgreSQL are in tests/contract."""
 
 import sqlite3
 from contextlib import closing
@@ -39,7 +39,7 @@ def results(inquiry):
 
 
 def test_before_the_first_start_there_is_none(tmp_path):
-    """And asking makes none."""
+    """The check creates none."""
     inquiry = inquiry_in(tmp_path)
     assert results(inquiry) == [CheckResult.OK, CheckResult.SKIPPED, CheckResult.SKIPPED, CheckResult.SKIPPED]
     assert not log_is_current(inquiry)
@@ -47,7 +47,7 @@ def test_before_the_first_start_there_is_none(tmp_path):
 
 
 def test_a_log_that_is_up_to_date(tmp_path):
-    """Reachable, current, writable; its clock is ours."""
+    """Reachable, current, writable; it uses this machine's clock."""
     SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}").close()
     inquiry = inquiry_in(tmp_path)
     assert results(inquiry) == [CheckResult.OK, CheckResult.OK, CheckResult.OK, CheckResult.SKIPPED]
@@ -55,7 +55,7 @@ def test_a_log_that_is_up_to_date(tmp_path):
 
 
 def test_check_does_not_upgrade_an_empty_database(tmp_path):
-    """The next start does that, after a backup."""
+    """The next start upgrades it, after a backup."""
     with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
         database.execute("CREATE TABLE x (y)")
     inquiry = inquiry_in(tmp_path)
@@ -66,7 +66,7 @@ def test_check_does_not_upgrade_an_empty_database(tmp_path):
 
 
 def test_malformed_database_file_is_a_failure(tmp_path):
-    """With the driver's own words."""
+    """With the driver's own message."""
     (tmp_path / "audit.db").write_bytes(b"this is no database, and never was one" * 40)
     check = next(iter(check_database(inquiry_in(tmp_path))))
     assert check.result is CheckResult.FAIL
@@ -74,7 +74,7 @@ def test_malformed_database_file_is_a_failure(tmp_path):
 
 
 def test_a_server_that_does_not_answer_is_a_failure(tmp_path):
-    """Port 1 of this machine has none."""
+    """No server listens on port 1."""
     inquiry = inquiry_in(tmp_path, audit={"database_url": "postgresql://gateway@127.0.0.1:1/audit"})
     assert results(inquiry) == [
         CheckResult.FAIL,
@@ -85,18 +85,18 @@ def test_a_server_that_does_not_answer_is_a_failure(tmp_path):
 
 
 def test_a_url_that_cannot_be_used_is_a_failure(tmp_path):
-    """Before anything is connected to."""
+    """Before any connection."""
     assert results(inquiry_in(tmp_path, audit={"database_url": "mysql://db/audit"}))[0] is CheckResult.FAIL
 
 
 def test_an_old_server_is_a_warning():
-    """15 is the oldest that is tested."""
+    """15 is the oldest tested version."""
     assert judge_reachable(SERVER).result is CheckResult.OK
     assert judge_reachable(replace(SERVER, major=13)).result is CheckResult.WARN
 
 
 def test_outdated_tables_on_postgresql_are_a_failure():
-    """The gateway's role cannot make them, so a start would fail; SQLite upgrades itself."""
+    """The gateway's role cannot create them, so a start would fail; SQLite is upgraded at start."""
     assert judge_schema(SERVER).result is CheckResult.OK
     assert judge_schema(replace(SERVER, current=False, empty=True)).result is CheckResult.FAIL
     assert "upgrade-database" in judge_schema(replace(SERVER, current=False)).todo
@@ -104,7 +104,7 @@ def test_outdated_tables_on_postgresql_are_a_failure():
 
 
 def test_a_gateway_may_append_and_nothing_else():
-    """Too little is a failure, too much a warning."""
+    """Missing rights are a failure, excessive ones a warning."""
     assert judge_rights(SERVER).result is CheckResult.OK
     assert judge_rights(replace(SERVER, lacking=("INSERT on audit_leaves",))).result is CheckResult.FAIL
     assert judge_rights(replace(SERVER, excessive=("DELETE on audit_leaves",))).result is CheckResult.WARN
@@ -122,5 +122,5 @@ def test_a_gateway_may_append_and_nothing_else():
     ],
 )
 def test_clocks_agree(seconds, result):
-    """Leases and heartbeats go by both."""
+    """Leases and heartbeats depend on both clocks."""
     assert judge_drift(seconds).result is result

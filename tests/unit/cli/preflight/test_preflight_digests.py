@@ -1,4 +1,4 @@
-"""Whole, and those that were sent."""
+"""The checks of weights and their digests."""
 
 import hashlib
 import shutil
@@ -43,14 +43,13 @@ def asked(model, manifest=None):
 
 
 def test_matching_weights_pass(model, sums):
-    """Every file of both directories."""
     files, digests = asked(model, sums)
     assert files.result is digests.result is CheckResult.OK
     assert digests.seen == "9 files match"
 
 
 def test_one_flipped_bit_is_found(model, sums):
-    """In the middle of the weights, where no header tells."""
+    """In the middle of the weights, which no header covers."""
     weights = model / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
@@ -68,13 +67,13 @@ def test_a_file_that_was_lost_is_found(model, sums):
 
 
 def test_unexpected_file_is_a_warning(model, sums):
-    """The engine may read it all the same."""
+    """The engine may read it."""
     (model / "generation.json").write_text("{}")
     assert asked(model, sums)[1].result is CheckResult.WARN
 
 
 def test_truncated_weights_fail_without_a_list(model):
-    """Their header tells how long they should be."""
+    """The header has the length."""
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     files, digests = asked(model)
@@ -83,7 +82,7 @@ def test_truncated_weights_fail_without_a_list(model):
 
 
 def test_without_a_list_digests_are_skipped(model):
-    """And the line says how to give one."""
+    """The line names the option."""
     assert "--against" in asked(model)[1].seen
 
 
@@ -91,7 +90,7 @@ def test_without_a_list_digests_are_skipped(model):
     "text", ["", "no sum\n", f"{'0' * 64}  other-model/config.json\n", f"{'0' * 63}  config.json\n"]
 )
 def test_list_without_the_model_is_a_failure(model, tmp_path, text):
-    """Comparing with nothing would look like success."""
+    """A comparison with an empty list would look like success."""
     (tmp_path / "sums").write_text(text)
     assert asked(model, tmp_path / "sums")[1].result is CheckResult.FAIL
     assert asked(model, tmp_path / "none")[1].result is CheckResult.FAIL
@@ -105,7 +104,7 @@ def test_lines_of_sha256sum():
 
 
 def test_a_model_of_a_loaded_bundle_is_known_by_the_directory_above(tmp_path):
-    """`models/demo/current` is the demo."""
+    """`models/demo/current` is the model `demo`."""
     (tmp_path / "sums").write_text(f"{'a' * 64}  demo/config.json\n")
     assert expected_files(tmp_path / "sums", Path("/models/demo/current")) == {"config.json": "a" * 64}
 
@@ -120,7 +119,7 @@ def test_files_in_subdirectories_count(tmp_path):
 
 
 def test_a_bundle_names_the_files_of_its_models(tmp_path):
-    """Those of the model of the directory's name, also below it, where a bundle is loaded to."""
+    """The model is found by the directory's name, or the name above it as in a loaded bundle."""
     workshop = Workshop.open(tmp_path / "workshop")
     bundle = workshop.build()
     sent = expected_files(bundle, Path("/models/demo/target/current"), trusted=workshop.trusted, now=NOW)
@@ -133,7 +132,7 @@ def test_a_bundle_names_the_files_of_its_models(tmp_path):
 
 
 def test_a_bundle_whose_list_was_altered_is_refused(tmp_path):
-    """Its own manifest says what every file has to be."""
+    """The manifest has the digest of every file."""
     bundle = Workshop.open(tmp_path / "workshop").build()
     for blob in (bundle / "blobs" / "sha256").iterdir():
         content = blob.read_bytes()
@@ -145,7 +144,7 @@ def test_a_bundle_whose_list_was_altered_is_refused(tmp_path):
 
 
 def test_bundle_without_trusted_keys_is_a_warning(tmp_path):
-    """Its files are whole, and anybody may have made it."""
+    """Its files match, but its origin is not verified."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     same = compare(tmp_path / "model", {"config.json": hashlib.sha256(b"{}").hexdigest()})

@@ -1,4 +1,4 @@
-"""Promises of the checks of the data directory's disk."""
+"""The checks of the data directory's disk."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def space(seen: SeenDisk = GOOD, *, per_day: int | None = None, days: int = 365)
 
 
 def test_disk_check_leaves_nothing_behind(tmp_path):
-    """Everything that was tried out is removed again."""
+    """Every file written for the measurement is removed."""
     seen = measure_disk(tmp_path)
     assert seen.problem is None
     assert seen.wal
@@ -53,7 +53,7 @@ def test_disk_check_leaves_nothing_behind(tmp_path):
 
 
 def test_missing_directory_is_not_created(tmp_path):
-    """The one it would be made in is looked at."""
+    """The nearest existing directory above it is checked."""
     seen = measure_disk(tmp_path / "a" / "b")
     assert not seen.exists
     assert seen.problem is None
@@ -91,25 +91,25 @@ def test_slow_durable_writes_are_a_warning(seconds, result):
     ],
 )
 def test_sqlite_is_not_on_a_network_file_system(name, sqlite, result):
-    """And what ends with the container is a warning."""
+    """A file system that ends with the container is a warning."""
     assert judge_filesystem(replace(GOOD, filesystem=name), sqlite=sqlite).result is result
 
 
 def test_file_system_without_wal_is_a_failure_for_sqlite():
-    """Whatever the file system is called."""
+    """With any file system."""
     assert judge_filesystem(replace(GOOD, wal=False), sqlite=True).result is CheckResult.FAIL
     assert judge_filesystem(replace(GOOD, wal=False), sqlite=False).result is CheckResult.OK
 
 
 def test_a_disk_that_is_nearly_full_is_a_failure():
-    """Below the watermark operators are warned about while it runs."""
+    """Below the watermark at which a running gateway warns."""
     assert space(replace(GOOD, free_bytes=GIB // 2)).result is CheckResult.FAIL
     assert space(replace(GOOD, free_bytes=GIB + GIB // 2)).result is CheckResult.WARN
     assert space().result is CheckResult.OK
 
 
 def test_the_log_of_the_expected_load_has_room():
-    """2 x 645 bytes a request: 100,000 a day are 43.9 GiB a year."""
+    """2 x 645 bytes per request: 100,000 a day are 43.9 GiB a year."""
     assert space(per_day=100_000).result is CheckResult.OK
     assert "43.9 GiB wanted for 365 days" in space(per_day=100_000).seen
     short = space(per_day=1_000_000)
@@ -128,10 +128,9 @@ def test_the_log_of_the_expected_load_has_room():
     ],
 )
 def test_the_file_system_is_the_innermost_mount(path, kind):
-    """Names with spaces are spelt in octal; a later mount covers an earlier one."""
+    """Spaces in names are written in octal; a later mount covers an earlier one."""
     assert filesystem_of(Path(path), MOUNTS) == kind
 
 
 def test_without_a_list_of_mounts_it_is_unknown(tmp_path):
-    """And nothing is claimed."""
     assert measure_disk(tmp_path, mounts=tmp_path / "none").filesystem == ""

@@ -1,4 +1,4 @@
-"""Promises of the check of settings and secret files."""
+"""The check of the settings file and secret files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ def secrets(inquiry: Inquiry):
 
 
 def test_before_the_first_start_there_are_no_secrets(tmp_path):
-    """The first start makes them, and nothing is made for it here."""
+    """The first start creates them; the check creates nothing."""
     assert secrets(inquiry_in(tmp_path / "data")).result is CheckResult.SKIPPED
     assert not (tmp_path / "data").exists()
 
@@ -39,7 +39,7 @@ def test_before_the_first_start_there_are_no_secrets(tmp_path):
     ],
 )
 def test_a_secret_is_for_its_owner(tmp_path, name, mode, result):
-    """A group is a warning, but for keys a start then refuses; everybody is a failure."""
+    """Open to its group is a warning, or a failure for signing keys; open to others is a failure."""
     (tmp_path / name).write_text("secret")
     (tmp_path / name).chmod(mode)
     check = secrets(inquiry_in(tmp_path))
@@ -56,7 +56,7 @@ def test_secret_readable_through_the_group_passes(tmp_path):
 
 
 def test_secrets_in_the_settings_are_checked(tmp_path):
-    """Also the password's file that the database's URL leads to."""
+    """Also the password file in the database's URL."""
     (tmp_path / "password").write_text("secret")
     (tmp_path / "password").chmod(0o644)
     url = f"postgresql://gateway@db/audit?password_file={tmp_path / 'password'}"
@@ -66,7 +66,7 @@ def test_secrets_in_the_settings_are_checked(tmp_path):
 
 
 def test_world_writable_settings_are_a_failure():
-    """Who can write the settings file decides where prompts go."""
+    """Accounts that can write the settings file control where prompts are sent."""
     assert judge_settings_file(Path("a.yaml"), 0o666).result is CheckResult.FAIL
     assert judge_settings_file(Path("a.yaml"), 0o644).result is CheckResult.OK
     assert judge_settings_file(None, None).result is CheckResult.OK

@@ -1,4 +1,4 @@
-"""Promises of the checks of GPUs, driver and GPU memory."""
+"""The checks of GPUs, driver, GPU memory and FlashInfer's kernels."""
 
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -53,12 +53,12 @@ def test_an_engine_built_for_gpus_wants_one(device, seen, build, wanted):
 
 
 def test_no_gpu_is_a_failure():
-    """A GPU that a container was not given looks like none."""
+    """A container that was given no GPU sees none."""
     assert judge_count(WorkerSettings(), None).result is CheckResult.FAIL
 
 
 def test_there_are_as_many_gpus_as_the_model_is_shared_over():
-    """Tensor times pipeline; with several machines others have the rest."""
+    """Tensor times pipeline; with several machines the others have the rest."""
     shared = WorkerSettings(tensor_parallel_size=2, pipeline_parallel_size=2)
     assert judge_count(shared, driver(CARD, CARD)).result is CheckResult.FAIL
     assert judge_count(shared, driver(CARD, CARD, CARD, CARD)).result is CheckResult.OK
@@ -67,7 +67,7 @@ def test_there_are_as_many_gpus_as_the_model_is_shared_over():
 
 
 def test_gpus_of_two_kinds_are_a_warning_if_one_model_uses_both():
-    """The slower one sets the pace, the smaller one the room."""
+    """The slower one limits the speed, the smaller one the memory."""
     other = NvidiaGpu(name="NVIDIA L40S", total_bytes=48 * GIB, free_bytes=48 * GIB)
     assert judge_count(WorkerSettings(tensor_parallel_size=2), driver(CARD, other)).result is CheckResult.WARN
     assert judge_count(WorkerSettings(), driver(CARD, other)).result is CheckResult.OK
@@ -85,17 +85,16 @@ def test_gpus_of_two_kinds_are_a_warning_if_one_model_uses_both():
     ],
 )
 def test_the_driver_runs_what_the_engine_was_built_for(cuda, build, result):
-    """An older major version cannot; an older minor one can, but for what is compiled on the machine."""
+    """An older major version cannot; an older minor one can, except for code compiled on the machine."""
     assert judge_driver(driver(cuda=cuda), build).result is result
 
 
-def test_without_a_driver_nothing_runs():
-    """And the line says how to go on."""
+def test_missing_driver_is_a_failure():
     assert "worker.device: cpu" in judge_driver(None, Build(cuda=(13, 0))).todo
 
 
-def test_weights_and_one_longest_context_have_to_fit():
-    """Of what the worker may take of the smallest GPU it uses."""
+def test_weights_and_one_longest_context_must_fit():
+    """They must fit the worker's share of the smallest GPU it uses."""
     settings = WorkerSettings(gpu_memory_fraction=0.9)
     assert judge_memory(settings, driver(), need(70 * GIB)).result is CheckResult.OK
     assert judge_memory(settings, driver(), need(120 * GIB)).result is CheckResult.WARN
@@ -105,7 +104,7 @@ def test_weights_and_one_longest_context_have_to_fit():
 
 
 def test_gpu_in_use_is_a_failure():
-    """The engine takes its share at once, and does not start without."""
+    """The engine allocates its share at start, and fails without it."""
     busy = NvidiaGpu(name="NVIDIA H200", total_bytes=140 * GIB, free_bytes=60 * GIB)
     check = judge_memory(WorkerSettings(), driver(busy), need(10 * GIB))
     assert check.result is CheckResult.FAIL
@@ -113,18 +112,18 @@ def test_gpu_in_use_is_a_failure():
 
 
 def test_unknown_kv_cache_size_is_a_warning():
-    """An estimate that leaves half of it out would promise too much."""
+    """An estimate without the KV cache would be too low."""
     assert judge_memory(WorkerSettings(), driver(), need(10 * GIB, token=None)).result is CheckResult.WARN
 
 
 def test_the_estimate_is_shown():
-    """With the room that is left for the cache, in tokens."""
+    """With the tokens for which the KV cache has space."""
     seen = judge_memory(WorkerSettings(), driver(), need(70 * GIB, token=GIB // 8192)).seen
     assert seen == "126.0 GiB each: weights 70.0 GiB, KV of 8192 tokens 1.0 GiB; about 458752 tokens fit"
 
 
 def test_an_eight_bit_cache_counts_half():
-    """Whichever way the argument is written."""
+    """In both spellings of the argument."""
     assert cache_bytes(WorkerSettings(extra_arguments=("--kv-cache-dtype", "fp8"))) == 1
     assert cache_bytes(WorkerSettings(extra_arguments=("--kv-cache-dtype=fp8_e4m3",))) == 1
     assert cache_bytes(WorkerSettings()) is None
@@ -157,20 +156,18 @@ OLD, NEW = Build(cuda=(12, 8)), Build(cuda=(13, 0))
         ({PYTHON: "0.6.1", CUBIN: "0.6.1", CACHE: "0.5.3+cu130"}, NEW, CheckResult.FAIL),
     ],
 )
-def test_kernels_are_there_and_of_the_same_version(versions, build, result):
-    """Absent they are replaced by slower ones without a word; of another version they are refused."""
+def test_kernels_must_have_the_same_version(versions, build, result):
+    """vLLM silently replaces missing kernels with slower ones, and refuses another version."""
     assert judge_kernels(versions, build).result is result
 
 
-def test_missing_packages_or_files_are_named():
-    """With how an image gets it."""
+def test_missing_kernel_packages_are_named():
     check = judge_kernels({PYTHON: "0.6.1"}, NEW)
     assert f"no {CUBIN} and no {CACHE}" in check.seen
     assert "vllm download-kernels" in check.todo
 
 
 def test_kernels_are_skipped_without_flashinfer():
-    """The packages are asked for by name."""
 
     def find(name: str) -> str:
         if name == CACHE:

@@ -1,4 +1,4 @@
-"""Landlock and open files."""
+"""The checks of Landlock and open files."""
 
 import pytest
 
@@ -19,18 +19,17 @@ from appliance.cli.preflight.kernel import judge_landlock, judge_open_files, lan
     ],
 )
 def test_missing_landlock_fails_only_if_required(version, wall, result):
-    """A failure where a start would refuse, else a warning."""
+    """A failure if a start would fail, otherwise a warning."""
     assert judge_landlock(version, wall=wall).result is result
 
 
-def test_the_kernel_is_asked():
-    """It answers with a version, or has none."""
+def test_landlock_version_is_read():
     version = landlock_version()
     assert version is None or version >= 1
 
 
 def test_as_many_files_as_connections_need():
-    """Two for each, and some for the rest."""
+    """Two per connection, and some for other files."""
     assert judge_open_files(None, 10_000).result is CheckResult.OK
     assert judge_open_files(20_512, 10_000).result is CheckResult.OK
     short = judge_open_files(1024, 10_000)

@@ -1,4 +1,4 @@
-"""Promises of the checks of the signing key and of the end of the audit log, on real logs."""
+"""The checks of the signing key and of the newest entries of the audit log, on real logs."""
 
 import sqlite3
 from contextlib import closing
@@ -18,7 +18,7 @@ REQUESTS = 20
 
 @pytest.fixture
 async def inquiry(tmp_path):
-    """A log of some forty entries, closed as a gateway closes it."""
+    """A log of about forty entries, closed as a gateway closes it."""
     prepare(tmp_path)
     settings = settings_for(tmp_path)
     with closing(SqlAuditStore(locate(settings).database_url)) as store:
@@ -34,7 +34,7 @@ def asked(inquiry):
 
 
 def change(inquiry, *statements):
-    """What an attacker with write access can do: triggers first."""
+    """Change the database as an attacker with write access would: drop the triggers first."""
     with closing(sqlite3.connect(inquiry.installation.directory / "audit.db")) as database:
         for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             database.execute(f"DROP TRIGGER {name}")
@@ -43,21 +43,21 @@ def change(inquiry, *statements):
         database.commit()
 
 
-def test_a_log_that_is_as_it_was_signed(inquiry):
-    """Key and entries are well, and the tree was built again."""
+def test_unchanged_log_passes(inquiry):
+    """Key and entries pass, and the tree is rebuilt."""
     checks = asked(inquiry)
     assert [check.result for check in checks.values()] == [CheckResult.OK, CheckResult.OK]
     assert "the signed one" in checks["audit.newest"].seen
 
 
 def test_an_entry_that_was_changed_is_found(inquiry):
-    """Its hash is another."""
+    """Its hash differs."""
     change(inquiry, "UPDATE audit_leaves SET leaf = replace(leaf, 'r-3', 'r-4') WHERE idx = 8")
     assert asked(inquiry)["audit.newest"].result is CheckResult.FAIL
 
 
 def test_an_entry_that_was_changed_with_its_hash_is_found(inquiry):
-    """The tree is then not the signed one, also where the entry is older than those that are read."""
+    """The tree then differs from the signed one, also if the entry is older than those that are read."""
     change(inquiry, "UPDATE audit_leaves SET leaf_hash = zeroblob(32) WHERE idx = 2")
     check = asked(replace(inquiry, entries=5))["audit.newest"]
     assert check.result is CheckResult.FAIL
@@ -65,7 +65,7 @@ def test_an_entry_that_was_changed_with_its_hash_is_found(inquiry):
 
 
 def test_a_log_that_was_cut_off_is_found(inquiry):
-    """The sealed head remembers how long it was."""
+    """The sealed head has its size."""
     with closing(SqlAuditStore(inquiry.installation.database_url)) as store:
         subtrees = b"".join(leaf.leaf_hash for leaf in store.leaves(0, 1))
     change(
@@ -80,7 +80,7 @@ def test_a_log_that_was_cut_off_is_found(inquiry):
 
 
 def test_a_checkpoint_by_another_key_is_found(inquiry, tmp_path):
-    """The directory has a key, but not the log's."""
+    """The key of the directory is not the log's."""
     inquiry.installation.signing_key.unlink()
     log_key = prepare(tmp_path).signing_key
     assert log_key == inquiry.installation.signing_key
@@ -90,7 +90,7 @@ def test_a_checkpoint_by_another_key_is_found(inquiry, tmp_path):
 
 
 def test_missing_key_is_a_failure_if_there_is_a_log(inquiry):
-    """A start would make another, and another log."""
+    """A start would create another key, and another log."""
     inquiry.installation.signing_key.unlink()
     assert [check.result for check in asked(inquiry).values()] == [CheckResult.FAIL, CheckResult.SKIPPED]
 
@@ -102,14 +102,14 @@ def test_a_key_others_may_read_is_a_failure(inquiry):
 
 
 def test_before_the_first_start_there_is_none(tmp_path):
-    """The first start makes it."""
+    """The first start creates it."""
     checks = asked(Inquiry(settings=settings_for(tmp_path), settings_file=None, clock=lambda: 0.0))
     assert [check.result for check in checks.values()] == [CheckResult.OK, CheckResult.SKIPPED]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_large_log_only_the_end_is_read(inquiry, monkeypatch):
-    """And the line says what reads all of it."""
+    """The line names the command that reads all of it."""
     monkeypatch.setattr(audit_log, "MAX_REBUILT_ENTRIES", 10)
     check = asked(replace(inquiry, entries=5))["audit.newest"]
     assert check.result is CheckResult.OK

@@ -1,4 +1,4 @@
-"""Promises of the estimate of a model's memory, against figures worked out by hand."""
+"""The estimate of a model's memory, compared with figures computed by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_plain_attention_keeps_keys_and_values():
 
 
 def test_heads_are_shared_but_never_cut():
-    """With more GPUs than key-value heads each has one of them all the same."""
+    """With more GPUs than key-value heads each GPU still has one head."""
     assert token_bytes(LLAMA_70B, 2, tensor=8) == 40 * 1024
     assert token_bytes(LLAMA_70B, 2, tensor=16) == 40 * 1024
 
@@ -43,7 +43,7 @@ def test_stages_share_layers():
 
 
 def test_latent_attention_keeps_one_vector_on_every_gpu():
-    """61 layers x 576 x 2 bytes, whatever tensor parallelism says."""
+    """61 layers x 576 x 2 bytes, with any tensor parallelism."""
     assert token_bytes(DEEPSEEK_V3, 2) == token_bytes(DEEPSEEK_V3, 2, tensor=8) == 61 * 576 * 2
 
 
@@ -83,7 +83,7 @@ def test_the_demo_pair_by_its_own_files():
 
 
 def test_deferred_prefill_stores_the_hidden_states_of_aux_layers():
-    """Of each place in the cache: three layers of 8192 numbers of two bytes, and a mark."""
+    """Per slot of the cache: three layers of 8192 numbers of two bytes, and a mark."""
     assert deferred_token_bytes(LLAMA_70B, draft(), 2) == 3 * 8192 * 2 + 1
     assert deferred_token_bytes(LLAMA_70B, draft(num_aux_hidden_states=5), 4) == 5 * 8192 * 4 + 1
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2]}
@@ -91,7 +91,7 @@ def test_deferred_prefill_stores_the_hidden_states_of_aux_layers():
 
 
 def test_draft_without_aux_layers_defers_nothing():
-    """The last layer alone, or a target of pictures: run at every step.  An unknown width is not guessed."""
+    """A draft on the last layer or of a multimodal target runs at every step; an unknown width counts 0."""
     assert deferred_token_bytes(LLAMA_70B, draft(eagle_config={"use_aux_hidden_state": False}), 2) == 0
     assert deferred_token_bytes({}, draft(), 2) == 0
     pictures = Weights(path=Path("x"), config={"text_config": LLAMA_70B}, tensors={})
@@ -100,7 +100,7 @@ def test_draft_without_aux_layers_defers_nothing():
 
 
 def test_deferred_prefill_is_bounded_by_the_kv_cache():
-    """A cache of 10 tokens and a half has room for 10; of an unknown token nothing can be said."""
+    """A cache for 10.5 tokens has slots for 10; 0 if the bytes of a token are unknown."""
     need = Need(weights=0, token=100, context=1, deferred=30)
     assert need.deferred_bytes(1050) == 300
     assert Need(weights=0, token=None, context=1, deferred=30).deferred_bytes(1050) == 0
@@ -108,7 +108,7 @@ def test_deferred_prefill_is_bounded_by_the_kv_cache():
 
 
 def test_deferred_prefill_of_the_demo_draft():
-    """Three layers of 256 numbers: as wide as the draft's own `fc` says it reads, by its file."""
+    """Three layers of 256 numbers: the width of the draft's `fc` tensor."""
     target, draft_weights = inspect_weights(DEMO_TARGET), inspect_weights(DEMO_DRAFT)
     need = estimate(target, draft_weights, dtype="float32", context=None)
     fc = next(tensor for name, tensor in draft_weights.tensors.items() if name.endswith("fc.weight"))
@@ -122,6 +122,6 @@ def draft(**config: object) -> Weights:
 
 
 def test_a_multimodal_target_is_its_language_model():
-    """Its fields are one level down."""
+    """Its fields are in `text_config`."""
     nested = Weights(path=Path("x"), config={"text_config": {**LLAMA_70B, "dtype": "bfloat16"}}, tensors={})
     assert estimate(nested, None, dtype="auto", context=1).token == 320 * 1024

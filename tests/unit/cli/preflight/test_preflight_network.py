@@ -1,4 +1,4 @@
-"""Ports and egress."""
+"""The checks of ports and egress."""
 
 import socket
 
@@ -12,20 +12,20 @@ from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
 @pytest.fixture
 def taken():
-    """A port of loopback in use."""
+    """A port of the loopback interface in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def test_port_in_use_is_a_failure(taken):
-    """The line names who wanted it."""
+    """The line names the role that needs it."""
     check = judge_ports([try_port("gateway", "127.0.0.1", taken)])
     assert check.result is CheckResult.FAIL
     assert check.seen == f"gateway: 127.0.0.1 port {taken}: Address already in use"
 
 
 def test_a_port_is_free_again_afterwards():
-    """Asking twice gives the same answer."""
+    """A second check gives the same result."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for _ in range(2):
@@ -38,7 +38,6 @@ def test_an_address_of_another_machine_is_a_failure():
 
 
 def test_gateway_and_worker_do_not_share_a_port():
-    """Each is free by itself."""
     ports = [SeenPort(what=what, host="127.0.0.1", port=8080, problem=None) for what in ("gateway", "worker")]
     assert judge_ports(ports).result is CheckResult.FAIL
 
@@ -53,7 +52,7 @@ def test_gateway_and_worker_do_not_share_a_port():
     ],
 )
 def test_only_closed_passes(verdict, strict, result):
-    """Without the positive control nothing is proved."""
+    """Without the positive control, failed attempts prove nothing."""
     found = EgressJudgement(verdict=verdict, reasons=() if verdict is EgressVerdict.CLOSED else ("a", "b"))
     check = judge_egress(found, attempts=3, strict=strict)
     assert check.result is result
@@ -61,14 +60,13 @@ def test_only_closed_passes(verdict, strict, result):
 
 
 def test_egress_is_not_checked_unless_enabled(tmp_path):
-    """Foreign doors are not knocked at by a command that was run to look at disks."""
     (check,) = check_egress(inquiry_in(tmp_path))
     assert check.result is CheckResult.WARN
     assert "egress was not checked" in check.seen
 
 
 def test_egress_is_checked_if_the_settings_enable_it(tmp_path):
-    """With no targets but one that refuses on this machine, and a control that answers."""
+    """The only target is a closed port of this machine."""
     targets = {"tcp_targets": ["127.0.0.1:1"], "udp_targets": [], "metadata_targets": [], "canary_name": None}
     (check,) = check_egress(
         inquiry_in(tmp_path, egress={"mode": "strict", "timeout_seconds": 0.5, **targets})

@@ -1,4 +1,4 @@
-"""They name what is there."""
+"""The documentation matches the checks, settings and recipes."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_the_page_lists_every_check_in_order():
 
 
 def test_the_recipe_and_the_settings_of_the_installation_are_valid(tmp_path):
-    """Both are there to be copied."""
+    """Operators copy both."""
     recipe, settings = re.findall(
         r"```yaml\n(.*?)```", (HOW_TO / "install-air-gapped.md").read_text(), re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Promises of the checks of draft and tokenizer."""
+"""The checks of draft and tokenizer."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
 @pytest.fixture
 def misfit(tmp_path):
-    """The demo draft, said to be made for another target."""
+    """The demo draft with the config of a draft for another target."""
     shutil.copytree(DEMO_DRAFT, tmp_path / "draft")
     config = json.loads((DEMO_DRAFT / "config.json").read_text())
     config["target_hidden_size"] = 999
@@ -31,12 +31,11 @@ def misfit(tmp_path):
 
 
 def test_a_draft_that_fits():
-    """The demo pair does."""
     assert judge_draft((), may_go=False).result is CheckResult.OK
 
 
 def test_a_draft_that_does_not_fit_is_a_failure(misfit):
-    """Unless the settings say to serve the target alone."""
+    """With `bad_draft` other than `refuse` it is a warning: the target is served alone."""
     findings = lint_pair(inspect_weights(DEMO_TARGET), inspect_weights(misfit))
     refused = judge_draft(findings, may_go=False)
     assert refused.result is CheckResult.FAIL
@@ -45,7 +44,7 @@ def test_a_draft_that_does_not_fit_is_a_failure(misfit):
 
 
 def test_the_pair_of_the_settings_is_judged(misfit, tmp_path, monkeypatch):
-    """With the tokenizer's process left out."""
+    """The tokenizer's process is replaced."""
     monkeypatch.setattr(
         draft_fit, "load_tokenizer", lambda model: TokenizerLoad(alone=True, tokens=5, problem="")
     )
@@ -75,7 +74,7 @@ def test_text_becomes_tokens_without_a_network(loaded, chats, result):
 
 
 def test_environment_that_allows_egress_is_a_failure(monkeypatch):
-    """What a worker's start would refuse is said here, and nothing is started."""
+    """A worker would refuse to start with it; the tokenizer process is not started."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     loaded = load_tokenizer(DEMO_TARGET)
     assert "HF_HUB_OFFLINE" in loaded.problem
@@ -83,6 +82,6 @@ def test_environment_that_allows_egress_is_a_failure(monkeypatch):
 
 
 def test_silent_tokenizer_process_is_a_failure(monkeypatch):
-    """For instance because a library it needs is broken."""
+    """For instance if a library is broken."""
     monkeypatch.setattr(draft_fit, "CHILD", "appliance.none_of_that_name")
     assert judge_tokenizer(load_tokenizer(DEMO_TARGET), chats=True).result is CheckResult.FAIL
