@@ -58,7 +58,7 @@ class Dataset:
         return len(self._withheld)
 
     def read(self, held_out: bool) -> Iterator[TrainingSample]:  # noqa: FBT001 - which half, and nothing else
-        """Decrypt the samples left, in order of request; DraftRefusedError if one is not as in the manifest."""
+        """Decrypt the samples left, in order of request; DraftRefusedError if one is not the manifest's."""
         permitted = self._permitted()
         with self._vault() as vault:
             for entry in self.manifest.samples:
