@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from appliance.audit.keys import create_signing_key, load_signing_key
+from appliance.audit.keys import create_signing_key, load_signing_key  # isort: skip - a module of 0.1.0
 from tests.fakes import chat
 from tests.integration.test_batches import Appliance, EchoWorker, begin, ended, requests, said
 
