@@ -56,8 +56,8 @@ class RequestIdentity:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("x-request-id", client_request_id or request_id)
                 if "caller" in state:
-                    told = self._limit_headers(state["caller"].tenant, state.get("model"))
-                    for name, value in told.items():
+                    limit_headers = self._limit_headers(state["caller"].tenant, state.get("model"))
+                    for name, value in limit_headers.items():
                         headers.append(name, value)
                 if is_anthropic:
                     headers["request-id"] = client_request_id or request_id

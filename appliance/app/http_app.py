@@ -66,7 +66,7 @@ def create_app(services: Services) -> FastAPI:
         return response
 
     async def on_client_gone(_request: Request, _error: Exception) -> Response:
-        # The client left in the middle of its request, or was too slow and has been told so.
+        # The client left in the middle of its request, or was too slow and has its error already.
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ApplianceError, on_error)

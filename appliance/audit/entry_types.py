@@ -313,8 +313,8 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             ),
         ),
         EntryType.SPECULATION_OVERRIDDEN: _schema(
-            "An operator set an override, or removed it; without it, a mode set by hand could not be told "
-            "from one the monitor chose.  Written before the override is in force.",
+            "An operator set an override, or removed it; without it, a mode set by hand would look like "
+            "one that the monitor chose.  Written before the override is in force.",
             _ACTOR,
             _text("worker", "id of the worker, or `*` for all"),
             _text("mode", "mode of the override; `auto` removes it", "speculative", "target_only", "auto"),

@@ -230,7 +230,7 @@ class AuditLog:
 
     def submit(self, entry_type: EntryType, /, **fields: JSON | None) -> asyncio.Future[Receipt]:
         """
-        Queue one entry; the future resolves once it is durable.  Fields of None are left out.
+        Queue one entry; the future resolves once it is durable.  Fields of None are omitted.
 
         Entries become durable in the order they were submitted.  One that ends a request is accepted even if
         the queue is full: there are never more of those than accepted intents.

@@ -76,7 +76,7 @@ class EntryMaker:
         self._clock, self._random_bytes = clock, random_bytes
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
-        """Return a pending entry; fields of None are left out.  Raises AuditEntryError."""
+        """Return a pending entry; fields of None are omitted.  Raises AuditEntryError."""
         if entry_type is EntryType.REQUEST_INTENT or entry_type is EntryType.AUDIT_STARTED:
             # It begins something that this gateway has to end.
             fields = {"gateway": self._gateway, **fields}

@@ -121,7 +121,7 @@ def _hand_over(
         previous, successor = short_form(before.verifier_key), short_form(after.verifier_key)
         if previous == successor:
             raise AuditKeyError(
-                f"the new key {successor} is the old one: put every new key beside the old one as `{FRESH}`"
+                f"the new key {successor} is the old one: put every new key next to the old one as `{FRESH}`"
             )
         if successor in named:
             continue
@@ -135,7 +135,7 @@ def _hand_over(
     now = clock()
     body = encode_body(Checkpoint(origin=old.name, size=tree.size, root=tree.root()))
     note = sign_note(body, (*old.signers, *new.signers), time=int(now))
-    # As every checkpoint: sealed first, so that nobody holds a head that could be forgotten here.
+    # As every checkpoint: sealed first, so that no reader holds a head that could be forgotten here.
     sealed.write(note)
     store.save_checkpoint(StoredCheckpoint(size=tree.size, note=note, time=format_time(int(now * 1000))))
     return tree.size

@@ -155,7 +155,7 @@ class Witnesses:
         return tuple(dict.fromkeys(key.name for key in self.keys))
 
 
-NOBODY = Witnesses()
+NO_WITNESSES = Witnesses()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class Report:
     payloads: Payloads = field(default_factory=Payloads)
     rotations: list[str] = field(default_factory=list)
     """Keys that took over from a given one, in order."""
-    witnesses: Witnesses = NOBODY
+    witnesses: Witnesses = NO_WITNESSES
     cosigned: dict[str, Cosigned] = field(default_factory=dict)
     """By witness, the largest part of this log it has cosigned."""
     first_time: str | None = None
@@ -278,7 +278,7 @@ def parse_key(text: str) -> Key:
 
 
 def parse_keys(text: str) -> tuple[Key, ...]:
-    """Read keys, one a line; empty lines and comments (`#`) are left out; raises UnusableError."""
+    """Read keys, one a line; empty lines and comments (`#`) are skipped; raises UnusableError."""
     lines = [line.strip() for line in text.splitlines()]
     keys = tuple(parse_key(line) for line in lines if line and not line.startswith("#"))
     if not keys:
@@ -649,7 +649,9 @@ def tile_path(level: str, number: int, width: int) -> str:
     return f"tile/{level}/{'/'.join(parts)}" + ("" if width == TILE_WIDTH else f".p/{width}")
 
 
-def verify_export(directory: Path, keys: Keys, held: Head | None, witnesses: Witnesses = NOBODY) -> Report:
+def verify_export(
+    directory: Path, keys: Keys, held: Head | None, witnesses: Witnesses = NO_WITNESSES
+) -> Report:
     """Check a whole log; raises UnusableError when the directory is no export."""
     report = Report(subject="export", origin=_origin(keys), witnesses=witnesses)
     note = _read(directory / "checkpoint")
@@ -688,7 +690,7 @@ def verify_export(directory: Path, keys: Keys, held: Head | None, witnesses: Wit
 
 
 def _cosigned_heads(directory: Path, note: bytes, report: Report) -> list[Head]:
-    """Return the heads that witnesses cosigned: the export's own, and those kept beside it."""
+    """Return the heads that witnesses cosigned: the export's own, and those kept with it."""
     kept = sorted((directory / "witnessed").glob("*")) if report.witnesses.keys else []
     heads = [see_cosignatures(report, other) for other in (note, *map(_read, kept))]
     return [head for head in heads if head]
@@ -730,7 +732,7 @@ def read_leaves(directory: Path, size: int) -> Iterator[bytes]:
 
 
 def verify_receipt(
-    text: bytes, leaf: bytes, keys: Keys, held: Head | None, witnesses: Witnesses = NOBODY
+    text: bytes, leaf: bytes, keys: Keys, held: Head | None, witnesses: Witnesses = NO_WITNESSES
 ) -> Report:
     """Check that a receipt shows one leaf to be in the signed log."""
     report = Report(subject="receipt", origin=_origin(keys), witnesses=witnesses)
@@ -804,7 +806,7 @@ def render(report: Report) -> str:
         ("time", f"{report.first_time} to {report.last_time}" if report.first_time else "no entries"),
         *((_show(name), str(number)) for name, number in sorted(report.entries_by_type.items())),
         *(("rotated to", _show(key)) for key in report.rotations),
-        ("held", report.held or "nothing held: nobody's older head was compared"),
+        ("held", report.held or "nothing held: no older head was compared"),
         ("witnesses", _witness_line(report)),
         *(
             ("", f"{_show(name)}, the first {seen.size} entries at {_show_time(seen.time)}")
@@ -996,7 +998,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _show(text: str) -> str:
-    """Return text so that it cannot steer the auditor's terminal."""
+    """Return text so that it cannot control the auditor's terminal."""
     return json.dumps(text)[1:-1]
 
 

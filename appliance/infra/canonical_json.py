@@ -28,7 +28,7 @@ class CanonicalModel(BaseModel):
     """What to do about it, after `; `."""
 
     def encode(self) -> bytes:
-        """Return the canonical bytes; members that are None are left out."""
+        """Return the canonical bytes; members that are None are omitted."""
         return canonical(self.model_dump(mode="json", exclude_none=True))
 
     @classmethod

@@ -628,7 +628,7 @@ class CostSettings(Section):
     """
     Recording of engine time and energy, and the prices of cost reports.
 
-    Seconds and tokens need no settings; a missing price is left out of the sums, and the report says so.
+    Seconds and tokens need no settings; a missing price is not in the sums, and the report says so.
     The formulas are in [What serving costs](../explanation/cost.md).
     """
 

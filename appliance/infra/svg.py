@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 def element(name: str, *content: str, **attributes: object) -> Markup:
     """
-    `class_` is the attribute `class`, `stroke_width` is `stroke-width`; an attribute of None is left out.
+    `class_` is the attribute `class`, `stroke_width` is `stroke-width`; an attribute of None is omitted.
 
     A plain string in `content` is text, a `Markup` is another element.
     """

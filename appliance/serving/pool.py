@@ -37,7 +37,7 @@ class WorkerPool:
         """
         Add a worker, unhealthy until its first scrape; it replaces one with the same id.
 
-        The model names of its predecessor stay known: during a restart a client is told to wait, not that the
+        The model names of its predecessor stay known: during a restart a client receives "wait", not that the
         model does not exist.
         """
         snapshot = WorkerSnapshot(worker=worker, decision=Decision(mode=worker.mode))

@@ -124,7 +124,7 @@ class Commands:
         Run `appliance draft ...`; what it prints is shown, and returned with its exit code.
 
         Raises:
-            EndedError: this process was told to stop.
+            EndedError: this process received a stop signal.
         """
         say(f"appliance draft {words[0]}")
         self._refuse_stopped()

@@ -53,9 +53,12 @@ OWN = "/v1/messages"
 """Not OpenAI's: the Anthropic client itself is strict here, and errors are of another shape."""
 DEVIATIONS: dict[tuple[str, str], str] = {
     ("CreateCompletionResponse", "finish_reason"): "null until the last frame; the description has no frames",
-    ("CreateChatCompletionResponse", "refusal"): "left out of `logprobs`, as no refusal is told apart",
-    ("CreateChatCompletionStreamResponse", "refusal"): "left out of `logprobs`, as no refusal is told apart",
-    ("Response", "error"): "left out, as there is none",
+    ("CreateChatCompletionResponse", "refusal"): "not in `logprobs`, since the worker does not mark refusals",
+    (
+        "CreateChatCompletionStreamResponse",
+        "refusal",
+    ): "not in `logprobs`, since the worker does not mark refusals",
+    ("Response", "error"): "omitted, as there is none",
     ("OutputTextContent", "logprobs"): "null where they were not asked for",
 }
 """Required members that may be missing or null all the same, by schema and name, and what vLLM does."""

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make the environments the clients run in, each apart from ours: install.sh PYTHON PIP DIRECTORY
 #
-# An environment that is there already is kept until its pins change.  One that cannot be made is said
+# An environment that is there already is kept until its pins change.  One that cannot be made is reported
 # to be missing, loudly, and its tests skip: a client of others must not keep ours from being tested.  In CI this fails.
 set -eu
 who=clients
@@ -25,7 +25,7 @@ make_node() {
             return 1
         }
     fi
-    # Node looks for packages beside the file that asks for them.
+    # Node looks for packages next to the file that asks for them.
     ln -sfn "$at/node_modules" "$here/node/node_modules"
 }
 

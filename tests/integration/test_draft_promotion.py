@@ -240,8 +240,8 @@ def test_damaged_draft_is_refused_and_rolled_back(site, admin):
     assert "collapsed on worker" in done["reason"] or "is the least allowed" in done["reason"]
     assert drafts(admin) == [OLD, OLD]
     assert site.active == ActiveDraft(target=site.target)
-    released = [step["text"] for step in done["timeline"] if "is given back" in step["text"]]
-    assert released == [f"worker {done['canary']} is given back"]
+    released = [step["text"] for step in done["timeline"] if "is rolled back" in step["text"]]
+    assert released == [f"worker {done['canary']} is rolled back"]
     refused_entry, back = site.entries()[-2:]
     assert (refused_entry["step"], refused_entry["reason"]) == ("refused", done["reason"])
     assert (back["type"], back["previous_draft"], back["draft"]) == ("draft.rolled_back", bad, OLD)

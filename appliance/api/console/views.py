@@ -126,15 +126,15 @@ def audit(services: Services, console: Console) -> dict[str, Any]:
 
 
 def egress(services: Services) -> dict[str, Any]:
-    standing = services.egress_status()
-    last = standing.last
+    egress = services.egress_status()
+    last = egress.last
     verdict = str(last.verdict) if last else "not checked yet"
     return {
-        "standing": standing,
+        "egress": egress,
         "report": last.to_json() if last else None,
         "wall": services.wall,
-        "can_check": services.egress is not None and standing.mode != "off",
-        "status": f"Egress: {verdict if standing.mode != 'off' else 'checks are off'}.",
+        "can_check": services.egress is not None and egress.mode != "off",
+        "status": f"Egress: {verdict if egress.mode != 'off' else 'checks are off'}.",
     }
 
 
@@ -142,8 +142,8 @@ def warnings(services: Services) -> list[str]:
     """Problems that need an operator, one line each."""
     health, late = services.audit_health(), services.tenants_warning()
     problem = health.problem(services.audit.state().failure)
-    standing = services.egress_status()
-    found = [problem, *health.warnings, late, standing.problem, *standing.warnings]
+    egress = services.egress_status()
+    found = [problem, *health.warnings, late, egress.problem, *egress.warnings]
     return list(dict.fromkeys(warning for warning in found if warning))
 
 

@@ -169,13 +169,13 @@ class SqlPayloadStore(SqlStore):
 
     def holds(self) -> dict[str, str]:
         """The tenants under a legal hold, and why; if the log cannot be read, nothing may be erased."""
-        standing: dict[str, str] = {}
+        holds: dict[str, str] = {}
         for _, entry in self.entries(EntryType.HOLD_PLACED, EntryType.HOLD_RELEASED):
             if entry["type"] == EntryType.HOLD_PLACED:
-                standing[entry["tenant"]] = entry["reason"]
+                holds[entry["tenant"]] = entry["reason"]
             else:
-                standing.pop(entry["tenant"], None)
-        return standing
+                holds.pop(entry["tenant"], None)
+        return holds
 
     def entries(self, *kinds: EntryType) -> list[tuple[int, dict[str, Any]]]:
         """Return index and members of every entry of kinds that belong to no request, in order."""

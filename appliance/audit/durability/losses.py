@@ -1,5 +1,5 @@
 """
-Entries that reached neither the log nor the caller's confidence, and what the log has to be told about them.
+Entries that are not known to be in the log, and what the log has to record about them.
 
 A request whose intent was refused must not get an end.  A request that began and whose end was refused must
 be closed.  An entry that was acknowledged from the spool and that the log then refused is counted: an

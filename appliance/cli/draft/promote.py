@@ -74,7 +74,7 @@ def rollback(
     data: DataOption = None,
 ) -> None:
     """
-    Restore a former draft, one worker at a time; cancels a promotion under way.
+    Restore a former draft, one worker at a time; cancels a running promotion.
 
     The exit code is 0 if every worker has the former draft again.
     """

@@ -27,7 +27,7 @@ from appliance.serving.weights import Weights, inspect_weights, load_weights
 from appliance.speculation.values import ALL_TRAFFIC, Expectation
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-HEADINGS = ("draft", "target", "source", "made", "parent", "standing", "expected", "measured")
+HEADINGS = ("draft", "target", "source", "made", "parent", "status", "expected", "measured")
 NOTHING = "-"
 
 
@@ -196,7 +196,7 @@ def _as_json(revision: Revision, marks: list[str], measured: Expectation | None)
         "origin": revision.origin,
         "made": revision.made,
         "parent": revision.parent,
-        "standing": marks,
+        "status": marks,
         "expected": expected,
         "measured": None if measured is None else asdict(measured),
     }

@@ -83,7 +83,7 @@ def estimate(
     token = token_bytes(fields, cache_bytes or number, tensor=tensor, pipeline=pipeline)
     deferred = 0
     if draft is not None:
-        # Of a model that takes pictures nothing is put by: its draft is run at every step.
+        # The draft of a model that takes images is not deferred: it runs at every step.
         deferred = deferred_token_bytes(fields, draft, number) if fields is target.config else 0
         weights += tensor_bytes(draft, number) // tensor
         layer = draft.config.get("transformer_layer_config")

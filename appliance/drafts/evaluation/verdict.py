@@ -47,7 +47,7 @@ def refusal_reasons(measured: Evaluation, speed_problem: str) -> tuple[str, ...]
         if equality.mismatches
     ]
     if not measured.complete:
-        reason = "the time was over before every round was measured: the same command goes on from there"
+        reason = "the time was over before every round was measured: run the same command to continue"
         return (*reasons, reason)
     if measured.compared < MIN_PROMPTS:
         answered = f"{measured.compared} were answered by every arm, and {MIN_PROMPTS} are needed"

@@ -96,7 +96,7 @@ async def roll_back(run: PromotionRun, *, actor: str | None = None) -> None:
             model=promotion.model,
             draft=promotion.incumbent or NONE,
             previous_draft=promotion.draft,
-            reason=promotion.reason or "it was given back",
+            reason=promotion.reason or "it was rolled back",
             actor=actor,
         )
     outcome = promotion.outcome or PromotionStage.FAILED
@@ -253,7 +253,7 @@ class _CanaryProcess:
         if seen.reading is None or not seen.reading.epoch:
             return None
         if self._epoch not in {"", seen.reading.epoch} or seen.draft != run.promotion.draft:
-            reason = f"worker {self._canary}, which tries it, has died and started anew"
+            reason = f"worker {self._canary}, which tries it, has died and restarted"
             raise EndedError(PromotionStage.FAILED, reason)
         self._epoch = seen.reading.epoch
         return seen
@@ -329,7 +329,7 @@ async def roll_back_workers(run: PromotionRun, actor: str) -> None:
 
 async def _is_rolled_back(run: PromotionRun, worker_id: WorkerId, actor: str) -> bool:
     """Whether one worker, restarted with the draft in service, is back with that draft or with none."""
-    await run.move_with_retry(PromotionStage.RETURNING, f"worker {worker_id} is given back")
+    await run.move_with_retry(PromotionStage.RETURNING, f"worker {worker_id} is rolled back")
     try:
         result = await run.restart(worker_id, actor=actor, candidate=None)
     except ControlRefusedError:

@@ -142,7 +142,7 @@ class Promoter:
         if running is not None and running.promotion.stage is not PromotionStage.RETURNING:
             require_lease(is_held=self.is_acting)
             if to is not None:
-                message = f"{running.promotion.title} is under way: roll back without --to to end it first"
+                message = f"{running.promotion.title} is running: roll back without --to to end it first"
                 raise ControlRefusedError(message)
             running.cancel(reason, actor)
             return running.promotion
@@ -219,7 +219,7 @@ class Promoter:
         require_lease(is_held=self.is_acting)
         running = self._running()
         if running is not None:
-            message = f"{running.promotion.title} is under way: wait until that is done, or roll it back"
+            message = f"{running.promotion.title} is running: wait until that is done, or roll it back"
             raise ControlRefusedError(message)
         if self._beginning.locked() or self._is_stopped or not self._has_recovered:
             message = "a promotion is about to begin, resume or end here: try again in a moment"

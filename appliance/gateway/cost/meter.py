@@ -118,7 +118,7 @@ class CostMeter:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Self]:
-        """Write once more when the block ends, and close the store; `run` must run meanwhile."""
+        """Write a last time when the block ends, and close the store; `run` must run meanwhile."""
         try:
             # At once, so that a crash within the first minute is a gap in reports.
             await self.flush()

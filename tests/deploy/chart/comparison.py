@@ -214,7 +214,7 @@ def page(mine: dict[str, str], other: dict[str, Any]) -> str:
         f"Kubernetes {KUBERNETES}.",
         "Theirs is [production-stack](https://github.com/vllm-project/production-stack)",
         f"{other['version']}, commit `{other['commit'][:12]}` of {other['date']}, with its own",
-        f"`{EXAMPLE}`; its two optional subcharts, off by default, are left out.",
+        f"`{EXAMPLE}`; its two optional subcharts, off by default, are excluded.",
         "Ours is `deploy/helm` with digests, a claim with weights and the name of a Secret.",
         "",
         "| | production-stack | this chart |",

@@ -1,4 +1,4 @@
-# Images are named by digest: a tag can mean something else tomorrow, and nobody in the room would notice.
+# Images are named by digest: a tag can mean something else tomorrow, and no operator would notice.
 package images
 
 import rego.v1

@@ -1,4 +1,4 @@
-# A worker is told to stay here with exactly the values that its parts understand: `true` is not `1`.
+# A worker is kept offline by exactly the values that its parts understand: `true` is not `1`.
 package offline
 
 import rego.v1

@@ -173,7 +173,7 @@ async def test_time_limit_refuses_an_incomplete_evaluation_which_can_resume(prog
     found = await run(tmp_path, options=EvaluationOptions(max_tokens=24, draft_tokens=3, seconds_limit=40))
     assert (found.verdict, found.complete) == (EvaluationVerdict.REFUSED, False)
     assert found.reasons == (
-        "the time was over before every round was measured: the same command goes on from there",
+        "the time was over before every round was measured: run the same command to continue",
     )
     again = programs()
     found = await run(tmp_path)

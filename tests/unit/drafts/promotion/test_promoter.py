@@ -328,7 +328,7 @@ async def test_promotion_reserves_the_recycler(cluster):
     task = asyncio.ensure_future(promote(cluster))
     await cluster.gateway.until(lambda: "draft.tried canary" in steps(cluster))
     assert "promotion" in cluster.gateway.recycler.refusal(A)
-    with pytest.raises(ControlRefusedError, match="is under way"):
+    with pytest.raises(ControlRefusedError, match="is running"):
         await promote(cluster)
     await task
     assert cluster.gateway.recycler.refusal(A) is None

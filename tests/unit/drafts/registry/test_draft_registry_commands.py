@@ -303,22 +303,22 @@ class TestList:
         save_evaluation(directory, measured_report(revisions["two"]), "<html></html>")
         heading, *lines = office.said("list").splitlines()
         assert heading.split() == [
-            *("draft", "target", "source", "made", "parent", "standing", "expected", "measured")
+            *("draft", "target", "source", "made", "parent", "status", "expected", "measured")
         ]
         by_draft = {line.split()[0]: line.split()[1:] for line in lines}
         marks = {"one": "serving", "two": "previous", "three": "candidate", "four": "-"}
         for name, mark in marks.items():
             revision = revisions[name]
-            target, source, made, parent, standing, *accepts = by_draft[revision.hex[:12]]
+            target, source, made, parent, status, *accepts = by_draft[revision.hex[:12]]
             assert (target, source) == (revision.target[7:19], "imported")
             assert made == revision.made[:10]
-            assert standing == mark
+            assert status == mark
             assert parent == ("-" if name == "four" else "0" * 12)
             expected = ["-"] if name == "four" else ["2.50", "at", "K=3"]
             measured = ["2.25", "at", "K=2"] if name == "two" else ["-"]
             assert accepts == [*expected, *measured]
         told = json.loads(office.said("list", "--json"))
-        assert {each["digest"]: each["standing"] for each in told["drafts"]} == {
+        assert {each["digest"]: each["status"] for each in told["drafts"]} == {
             revisions[name].digest: [] if mark == "-" else [mark] for name, mark in marks.items()
         }
         assert {each["digest"]: each["expected"] for each in told["drafts"]}[revisions["one"].digest] == (
@@ -371,7 +371,7 @@ class TestShow:
         (revision,) = office.registry.revisions()
         told = json.loads(office.said("show", revision.hex[:9], "--json"))
         assert list(told) == [
-            *("digest", "target", "source", "origin", "made", "parent", "standing", "expected"),
+            *("digest", "target", "source", "origin", "made", "parent", "status", "expected"),
             *("measured", "dataset", "record", "weights", "lint", "evaluation"),
         ]
         assert (told["digest"], told["origin"], told["dataset"]) == (revision.digest, MAKER_KEY, digest(9))

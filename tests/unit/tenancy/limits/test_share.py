@@ -90,7 +90,7 @@ def test_usual_request_needs_no_exchange():
 
 
 def test_units_stay_held_for_a_while_after_the_last_request():
-    """Until a minute has passed without a request; then all of it is given back."""
+    """Until a minute has passed without a request; then all of it is released."""
     scene = Scene(Limits(requests_per_minute=1000))
     scene.admit()
     for _ in range(20):
