@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.auth import AdminCaller
 from appliance.api.services import Services
 from appliance.errors import ControlRefusedError
-from appliance.sovereignty.egress.status import EgressStatus
+from appliance.sovereignty.egress.egress_status import EgressStatus
 
 router = APIRouter()
 

@@ -21,7 +21,7 @@ from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings
 from appliance.serving.pool import WorkerPool
-from appliance.sovereignty.egress.status import EgressStatus
+from appliance.sovereignty.egress.egress_status import EgressStatus
 from appliance.sovereignty.wall import NO_WALL, Wall
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator

@@ -19,11 +19,11 @@ from appliance.cli.common.admin_client import TIMEOUT_SECONDS
 from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, ask_gateway, settings_from
 from appliance.errors import ApplianceError
 from appliance.infra.settings import Settings, process_environment
+from appliance.sovereignty.egress.egress_status import EgressReport, Trigger
 from appliance.sovereignty.egress.judge import EgressVerdict
 from appliance.sovereignty.egress.plan import digest_of, plan_egress
 from appliance.sovereignty.egress.prober import PATIENCE_SECONDS
 from appliance.sovereignty.egress.probing import is_walled, run_probes
-from appliance.sovereignty.egress.status import EgressReport, Trigger
 
 commands = typer.Typer(help="Check that egress is blocked.", no_args_is_help=True)
 

@@ -17,11 +17,11 @@ from appliance.errors import AuditError, ControlRefusedError
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import EgressSettings
+from appliance.sovereignty.egress.egress_status import EgressReport, EgressStatus, Trigger
 from appliance.sovereignty.egress.judge import EgressVerdict
 from appliance.sovereignty.egress.plan import digest_of
 from appliance.sovereignty.egress.probe import Observation
 from appliance.sovereignty.egress.probing import is_walled
-from appliance.sovereignty.egress.status import EgressReport, EgressStatus, Trigger
 
 
 class EgressWatch:

@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from appliance.cli.draft import evaluate, harvest, train
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.harvest.conversation import Skipped
 from appliance.drafts.harvest.dataset_manifest import DatasetManifest
 from appliance.infra.settings import load_settings

@@ -43,8 +43,8 @@ from appliance.drafts.evaluation.evaluating import (
     open_comparison,
 )
 from appliance.drafts.evaluation.evaluation_page import render_page
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, WorkerTemplate, run_worker
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
 from appliance.drafts.harvest.sample import TrainingSample

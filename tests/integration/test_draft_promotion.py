@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from appliance.audit.signing_keys import create_signing_key
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.drafts.registry.draft_source import read_source

@@ -31,9 +31,9 @@ from appliance.drafts.evaluation.evaluating import (
     open_comparison,
 )
 from appliance.drafts.evaluation.evaluation_page import render_page
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict, kind_name
 from appliance.drafts.evaluation.evaluation_worker import WorkerTemplate, available_memory, context_of
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict, kind_name
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.harvest.dataset import open_dataset

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from appliance.cli.preflight.accelerator import check_gpus, check_kernels
 from appliance.cli.preflight.audit_database import check_database
-from appliance.cli.preflight.audit_log import check_log
 from appliance.cli.preflight.certificate import check_tls
 from appliance.cli.preflight.check import Check, CheckFamily, Inquiry, Subject
 from appliance.cli.preflight.clock import check_clock
@@ -12,6 +11,7 @@ from appliance.cli.preflight.digests import check_weights
 from appliance.cli.preflight.disk import check_disk
 from appliance.cli.preflight.draft_fit import check_pair
 from appliance.cli.preflight.kernel import check_kernel
+from appliance.cli.preflight.log_integrity import check_log
 from appliance.cli.preflight.network import check_egress, check_ports
 from appliance.cli.preflight.processor import check_cpu
 from appliance.cli.preflight.secret_files import check_files

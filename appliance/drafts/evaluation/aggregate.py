@@ -16,14 +16,7 @@ from dataclasses import dataclass
 
 from appliance.drafts.evaluation.arms import Arm, Mode, Prompt
 from appliance.drafts.evaluation.equality import Agreement, compare
-from appliance.drafts.evaluation.intervals import (
-    ConfidenceInterval,
-    RequestDrafts,
-    acceptance_length,
-    length_ratio,
-    mean_ratio,
-)
-from appliance.drafts.evaluation.results import (
+from appliance.drafts.evaluation.evaluation_results import (
     AcceptanceLine,
     Difference,
     Equality,
@@ -32,6 +25,13 @@ from appliance.drafts.evaluation.results import (
     StepResult,
     StepTotals,
     TrafficAspect,
+)
+from appliance.drafts.evaluation.intervals import (
+    ConfidenceInterval,
+    RequestDrafts,
+    acceptance_length,
+    length_ratio,
+    mean_ratio,
 )
 from appliance.speculation.values import ALL_TRAFFIC, NO_STEPS, Expectation, StepCounters
 

@@ -23,8 +23,8 @@ from appliance.drafts.evaluation.arms import (
     split_rounds,
 )
 from appliance.drafts.evaluation.equality import epsilon_of
+from appliance.drafts.evaluation.evaluation_results import ArmSpeed, Evaluation, EvaluationVerdict, StepResult
 from appliance.drafts.evaluation.evaluation_worker import Say, WorkerTemplate
-from appliance.drafts.evaluation.results import ArmSpeed, Evaluation, EvaluationVerdict, StepResult
 from appliance.drafts.evaluation.runner import EvaluationOptions, EvaluationRunner
 from appliance.drafts.evaluation.store import (
     FinishedSteps,

@@ -3,8 +3,13 @@
 from markupsafe import Markup
 
 from appliance.drafts.evaluation.arms import Arm
+from appliance.drafts.evaluation.evaluation_results import (
+    AcceptanceLine,
+    Evaluation,
+    TrafficAspect,
+    kind_name,
+)
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.results import AcceptanceLine, Evaluation, TrafficAspect, kind_name
 from appliance.drafts.report_template import render_template
 from appliance.infra import svg
 

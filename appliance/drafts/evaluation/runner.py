@@ -21,8 +21,8 @@ from pathlib import Path
 from appliance.drafts.evaluation.arms import Arm, MeasurementPhase, MeasurementStep, Mode, Prompt, Served
 from appliance.drafts.evaluation.asking import Completion, ask_all
 from appliance.drafts.evaluation.equality import near_tokens, trail_of
+from appliance.drafts.evaluation.evaluation_results import PromptResult, StepResult, StepTotals
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, Say, run_worker
-from appliance.drafts.evaluation.results import PromptResult, StepResult, StepTotals
 from appliance.drafts.evaluation.store import FinishedSteps
 from appliance.errors import WorkerFailedError
 from appliance.gateway.cost.saving import since

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.evaluation.results import Evaluation, StepResult
+from appliance.drafts.evaluation.evaluation_results import Evaluation, StepResult
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError
 from appliance.infra.canonical_json import canonical
 from appliance.infra.files import open_locked, write_private

@@ -8,8 +8,8 @@ tell is a refusal as well, which asks for more.
 from collections.abc import Iterable
 
 from appliance.drafts.evaluation.arms import Arm
+from appliance.drafts.evaluation.evaluation_results import Evaluation
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.results import Evaluation
 from appliance.drafts.lint.rules import Finding, Severity
 from appliance.drafts.training_record import TrainingRecord
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Literal
 
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.registry.active_draft import ActiveDraft
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import ControlRefusedError, DraftNotFoundError, DraftRefusedError

@@ -34,7 +34,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
-from appliance.sovereignty.egress.status import EgressStatus
+from appliance.sovereignty.egress.egress_status import EgressStatus
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.allowances import Limits
 from appliance.tenancy.identity.authenticator import Authenticator

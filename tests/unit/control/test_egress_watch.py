@@ -22,8 +22,8 @@ from appliance.errors import ApplianceError, AuditUnavailableError, ControlRefus
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import EgressSettings, LogSettings
+from appliance.sovereignty.egress.egress_status import EgressStatus
 from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
-from appliance.sovereignty.egress.status import EgressStatus
 from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0

@@ -8,9 +8,9 @@ import pytest
 
 from appliance.audit.entry import Entry, encode
 from appliance.audit.entry_types import EntryType
+from appliance.sovereignty.egress.egress_status import EgressReport, EgressStatus, Trigger
 from appliance.sovereignty.egress.judge import EgressVerdict
 from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
-from appliance.sovereignty.egress.status import EgressReport, EgressStatus, Trigger
 
 LONGEST_IPV6 = "2001:0db8:1111:2222:3333:4444:5555:6666"
 

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
-from appliance.cli.preflight import audit_log
+from appliance.cli.preflight import log_integrity
 from appliance.cli.preflight.check import CheckResult, Inquiry
 from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for
@@ -30,7 +30,7 @@ async def inquiry(tmp_path):
 
 
 def asked(inquiry):
-    return {check.id: check for check in audit_log.check_log(inquiry)}
+    return {check.id: check for check in log_integrity.check_log(inquiry)}
 
 
 def change(inquiry, *statements):
@@ -110,7 +110,7 @@ def test_before_the_first_start_there_is_none(tmp_path):
 
 def test_of_a_large_log_only_the_end_is_read(inquiry, monkeypatch):
     """The line names the command that reads all of it."""
-    monkeypatch.setattr(audit_log, "MAX_REBUILT_ENTRIES", 10)
+    monkeypatch.setattr(log_integrity, "MAX_REBUILT_ENTRIES", 10)
     check = asked(replace(inquiry, entries=5))["audit.newest"]
     assert check.result is CheckResult.OK
     assert check.seen.startswith("5 of ")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 
 DATASET = f"sha256:{'d' * 64}"
 

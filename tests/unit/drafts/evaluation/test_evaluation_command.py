@@ -15,8 +15,8 @@ from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import evaluate as command
 from appliance.drafts.evaluation import runner
+from appliance.drafts.evaluation.evaluation_results import Evaluation
 from appliance.drafts.evaluation.evaluation_worker import run_worker
-from appliance.drafts.evaluation.results import Evaluation
 from appliance.drafts.evaluation.store import load_evaluation
 from appliance.drafts.harvest.tokenizer import digest_tokenizer
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft

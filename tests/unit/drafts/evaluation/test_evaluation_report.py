@@ -16,8 +16,7 @@ from appliance.drafts.evaluation.aggregate import (
 from appliance.drafts.evaluation.arms import Arm, Mode
 from appliance.drafts.evaluation.equality import Agreement, trail_of
 from appliance.drafts.evaluation.evaluation_page import render_page
-from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.results import (
+from appliance.drafts.evaluation.evaluation_results import (
     ArmSpeed,
     Evaluation,
     EvaluationVerdict,
@@ -26,6 +25,7 @@ from appliance.drafts.evaluation.results import (
     StepTotals,
     TrafficAspect,
 )
+from appliance.drafts.evaluation.intervals import ConfidenceInterval
 from appliance.drafts.evaluation.store import load_evaluation, save_evaluation
 from appliance.drafts.training_record import parse_record
 from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorageError

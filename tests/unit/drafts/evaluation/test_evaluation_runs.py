@@ -11,8 +11,8 @@ import pytest
 from appliance.drafts.evaluation import runner
 from appliance.drafts.evaluation.arms import Arm
 from appliance.drafts.evaluation.evaluating import evaluate, forget_work
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.evaluation_worker import run_worker
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.runner import EvaluationOptions
 from appliance.errors import DraftRefusedError, WorkerFailedError, WorkerStartError
 from tests.unit.drafts.evaluation import evaluation_parts

@@ -4,7 +4,7 @@ import pytest
 
 from appliance.drafts.evaluation.aggregate import gain, gains, speed_ratio, step_totals
 from appliance.drafts.evaluation.arms import Arm
-from appliance.drafts.evaluation.results import StepResult, StepTotals
+from appliance.drafts.evaluation.evaluation_results import StepResult, StepTotals
 
 
 def pace(batch: int, draft_tokens: int, *, step_seconds: float, tokens_per_step: float, steps: int = 100):

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.drafts.evaluation.arms import Arm, Mode
 from appliance.drafts.evaluation.equality import LikelyToken, near_tokens, trail_of
-from appliance.drafts.evaluation.results import PromptResult, StepResult, StepTotals
+from appliance.drafts.evaluation.evaluation_results import PromptResult, StepResult, StepTotals
 from appliance.drafts.evaluation.store import FinishedSteps, evaluation_lock
 from appliance.errors import DraftRefusedError, DraftStorageError
 from tests.unit.drafts.evaluation.evaluation_parts import prompt

@@ -3,8 +3,8 @@
 import pytest
 
 from appliance.drafts.evaluation.arms import Arm
+from appliance.drafts.evaluation.evaluation_results import Equality, Evaluation, LengthRatio, TrafficAspect
 from appliance.drafts.evaluation.intervals import ConfidenceInterval
-from appliance.drafts.evaluation.results import Equality, Evaluation, LengthRatio, TrafficAspect
 from appliance.drafts.evaluation.verdict import MIN_PROMPTS, objections, refusal_reasons
 from appliance.drafts.lint.rules import Finding, Rule, Severity
 from appliance.drafts.training_record import TrainingRecord

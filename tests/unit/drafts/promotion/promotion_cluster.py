@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from appliance.audit.entry_types import EntryType
 from appliance.control.recycle import RecycleParts, Recycler
-from appliance.drafts.evaluation.results import Evaluation
+from appliance.drafts.evaluation.evaluation_results import Evaluation
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion

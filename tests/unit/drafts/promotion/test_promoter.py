@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from appliance.drafts.evaluation.results import EvaluationVerdict
+from appliance.drafts.evaluation.evaluation_results import EvaluationVerdict
 from appliance.drafts.promotion import promotion_run
 from appliance.drafts.promotion.promotion import PromotionStage
 from appliance.drafts.registry.active_draft import ActiveDraft

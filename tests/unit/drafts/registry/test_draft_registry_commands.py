@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft.registry import COMMANDS
-from appliance.drafts.evaluation.results import Evaluation, EvaluationVerdict
+from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.store import save_evaluation
 from appliance.drafts.registry.active_draft import ActiveDraft, write_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
