@@ -7,6 +7,7 @@ drain, then the worker, then the audit log.  A process in which one part has die
 
 import asyncio
 import gc
+import resource
 import signal
 import sys
 import time
@@ -60,6 +61,8 @@ def run_roles(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> 
 
 async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) -> None:
     refuse_egress_variables(process_environment())
+    # Inherited by every child: a core file would hold prompts and keys in clear.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     settings = read_settings()
     refuse_public(settings.tracing)
     version = installed_version(DISTRIBUTION)

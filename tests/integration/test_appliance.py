@@ -293,6 +293,15 @@ def test_the_engine_leaves_its_core_to_the_gateway_while_it_waits(appliance, cli
     assert cpu_seconds(engine) - before < 0.7 * (time.monotonic() - start)
 
 
+def test_no_process_may_leave_a_core_file(appliance):
+    """It would hold prompts and keys in clear."""
+    processes = [appliance.process.pid, *descendants(appliance.process.pid)]
+    assert any("EngineCore" in command_of(pid) for pid in processes)
+    for pid in processes:
+        limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+        assert re.search(r"Max core file size +0 +0 ", limits), command_of(pid)
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 def test_the_worker_stops_within_a_second_after_a_client_has_left(appliance, stream):
     """Its own count of running requests falls to nothing, and the log says what had been made by then."""
