@@ -94,13 +94,14 @@ async def log_in(request: Request) -> Response:
         return _page(console, "login", code=HTTPStatus.FORBIDDEN, problem=message)
     # No await from here on, so that concurrent forms cannot bypass the count of failures.
     credential = (await read_form(request)).get("key", "").strip()
+    caller = _caller(request, services, credential)
+    # The key is judged first: behind a proxy all clients may share one address.
     wait = console.attempts.wait_seconds(address)
-    if wait:
+    if caller is None and wait:
         message = f"Too many logins failed. Wait {int(wait) + 1} seconds."
         response = _page(console, "login", code=HTTPStatus.TOO_MANY_REQUESTS, problem=message)
         response.headers["Retry-After"] = str(int(wait) + 1)
         return response
-    caller = _caller(request, services, credential)
     if caller is None:
         console.attempts.failed(address)
         services.logger.warning("console_login_refused", request_id=request.scope["state"]["request_id"])

@@ -86,8 +86,7 @@ class LoginAttempts:
     """
     Failed logins by address, within the last `seconds`.
 
-    Keys are too long to be guessed; the limit keeps attempts from filling the log, and slows down an attacker
-    with stolen keys.
+    Keys are too long to be guessed; the limit keeps attempts from filling the log.  It refuses no valid key.
     """
 
     def __init__(
