@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.errors import NeedsTargetOnlyWorkerError
+from appliance.errors import InvalidRequestError, NeedsTargetOnlyWorkerError
 from appliance.infra.json_members import Member
 from appliance.serving.dialects.dialect import edit_members
 from appliance.serving.dialects.policy import policy_edits, policy_verdicts, refuse_forbidden
@@ -40,6 +40,11 @@ class Call:
         return ROUTES[self.route]
 
     @property
+    def sequences(self) -> int:
+        """What the worker computes for it: inputs times answers."""
+        return self.endpoint.sequences(self.members)
+
+    @property
     def verdicts(self) -> list[str]:
         """The changes that policy makes to the request."""
         return policy_verdicts(self.members, self.caller.tenant.may)
@@ -49,6 +54,12 @@ class Call:
         route = self.endpoint
         route.dialect.check(self.members)
         refuse_forbidden(self.members, self.caller.tenant.may, carriers=route.carriers)
+        if self.sequences > route.max_sequences:
+            message = (
+                f"This request has {self.sequences} sequences (inputs times answers), and the maximum is "
+                f"{route.max_sequences}. Send several requests."
+            )
+            raise InvalidRequestError(message, param=next(iter(route.inputs), "n"), code="too_many_sequences")
 
     @property
     def forbidden_by(self) -> ForbiddenBy | None:

@@ -140,7 +140,9 @@ class Gateway:
         which makes it stop generating, and the log records which of the two it was.
         """
         started = self._clock()
-        reservation = self.limits.take(call.caller.tenant, call.model, call.text, call.members)
+        reservation = self.limits.take(
+            call.caller.tenant, call.model, call.text, call.members, sequences=call.sequences
+        )
         if reservation is None:
             reservation = await self._wait_for_limits(call)
         exchange: Exchange | None = None
@@ -162,7 +164,9 @@ class Gateway:
 
     async def _wait_for_limits(self, call: Call) -> Reservation:
         try:
-            return await self.limits.wait(call.caller.tenant, call.model, call.text, call.members)
+            return await self.limits.wait(
+                call.caller.tenant, call.model, call.text, call.members, sequences=call.sequences
+            )
         except LimitReachedError as error:
             self._intents.deny(call, error)
             raise
@@ -275,5 +279,6 @@ def _admission_request(call: Call) -> AdmissionRequest:
         tenant=call.caller.tenant.name,
         priority=call.priority,
         size_bytes=getsizeof(call.text),
+        sequences=call.sequences,
         prefix_text=call.prefix_text,
     )

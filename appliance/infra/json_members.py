@@ -60,6 +60,14 @@ def value_of(members: Mapping[str, Member], name: str) -> Any:  # noqa: ANN401 -
     return members[name].value if name in members else None
 
 
+def count_of(members: Mapping[str, Member], name: str) -> int | None:
+    """A member that is a whole number of at least 0, also if it is written as `16.0`; None for all others."""
+    value = value_of(members, name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def replace_member(text: str, members: dict[str, Member], key: str, value: str) -> str:
     """Return `text` with `key` set to the JSON text `value`, added first when it was missing."""
     member = members.get(key)

@@ -97,14 +97,14 @@ class WorkerPool:
 
     @property
     def in_flight(self) -> dict[WorkerId, int]:
-        """Requests of this gateway only."""
+        """Sequences of this gateway's requests: one each, unless a request has several inputs or answers."""
         return self._in_flight
 
-    def begin(self, worker_id: WorkerId) -> None:
-        self._in_flight[worker_id] = self._in_flight.get(worker_id, 0) + 1
+    def begin(self, worker_id: WorkerId, sequences: int = 1) -> None:
+        self._in_flight[worker_id] = self._in_flight.get(worker_id, 0) + sequences
 
-    def end(self, worker_id: WorkerId) -> None:
-        left = self._in_flight[worker_id] = self._in_flight[worker_id] - 1
+    def end(self, worker_id: WorkerId, sequences: int = 1) -> None:
+        left = self._in_flight[worker_id] = self._in_flight[worker_id] - sequences
         if not left:
             if worker_id in self._idle:
                 self._idle.pop(worker_id).set()

@@ -10,12 +10,14 @@ import json
 import random
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from tests.fakes import MODEL
+from tests.abuse.gateway_under_test import MIB
+from tests.fakes import MODEL, FakeWorker
 from tests.leaks import PROMPT
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -27,7 +29,7 @@ MEMBERS = (
     "chat_template_kwargs", "tools", "tool_choice", "response_format", "user", "priority", "metadata",
     "store", "previous_response_id", "system", "query", "documents", "encoding_format", "dimensions",
     "logprobs", "input_file_id", "endpoint", "completion_window", "instructions", "max_output_tokens",
-    "thinking", "best_of", "echo", "stop", "service_tier",
+    "thinking", "best_of", "echo", "stop", "service_tier", "cache_salt",
 )  # fmt: skip
 HEADERS = (
     "authorization", "content-type", "content-length", "x-request-id", "x-appliance-speculation",
@@ -256,3 +258,36 @@ async def test_hundreds_of_broken_bodies_over_a_socket_and_then_a_good_one(runni
             assert_answered_or_refused(reply.status, reply.body, running.key)
     assert (await running.post(good)).status == 200
     assert running.logged("request_crashed") == []
+
+
+async def test_no_large_value_of_a_member_is_kept(start):
+    """Each is new, and takes four bytes a character; the gateway forgets it with the request."""
+    gateway = await start(FakeWorker())
+    headers = {"Authorization": f"Bearer {gateway.process.key}", "Content-Type": "application/json"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+
+        async def send(name: str, number: int) -> None:
+            value = "\U0001f4a3" + str(number).rjust(MIB // 2, "x")
+            body = json.dumps({**GOOD, name: value}, ensure_ascii=False).encode()
+            async with session.post(gateway.process.url + CHAT, data=body) as answer:
+                await answer.read()
+
+        for name in MEMBERS:
+            await send(name, 0)
+        before = gateway.resident_bytes
+        for name in MEMBERS:
+            for number in range(1, 17):
+                await send(name, number)
+    assert gateway.resident_bytes < before + 16 * MIB
+    await gateway.serves_others()
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"), [(CHAT, {"n": 129}, "n"), (TEXT, {"prompt": ["x"] * 65, "n": 2}, "prompt")]
+)
+async def test_a_request_of_too_many_sequences_is_refused(running, path, more, param):
+    """The worker would start all of them at once."""
+    reply = await running.post({**GOOD, **more}, path=path)
+    error = json.loads(reply.body)["error"]
+    assert (reply.status, error["code"], error["param"]) == (400, "too_many_sequences", param)
+    assert (await running.post({**GOOD, **more, "n": 1}, path=path)).status == 200

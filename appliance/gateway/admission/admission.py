@@ -42,6 +42,7 @@ class AdmissionRequest:
     tenant: str
     priority: PriorityClass
     size_bytes: int  # held while it waits
+    sequences: int = 1  # that it takes of a worker's slots
     prefix_text: Callable[[], str]  # what its KV cache depends on; called only to choose a worker
     hashes: tuple[int, ...] | None = None
     was_retried: bool = False  # whether a worker may have computed it in vain already
@@ -50,10 +51,11 @@ class AdmissionRequest:
 class Slot:
     """Held by one request until released."""
 
-    __slots__ = ("_control", "_is_held", "snapshot")
+    __slots__ = ("_control", "_is_held", "_sequences", "snapshot")
 
-    def __init__(self, control: "AdmissionControl", snapshot: WorkerSnapshot) -> None:
+    def __init__(self, control: "AdmissionControl", snapshot: WorkerSnapshot, sequences: int) -> None:
         self._control = control
+        self._sequences = sequences
         self._is_held = True
         self.snapshot = snapshot  # as it was when the slot was assigned
 
@@ -69,7 +71,7 @@ class Slot:
         """Later calls do nothing."""
         if self._is_held:
             self._is_held = False
-            self._control.pool.end(self.snapshot.worker.worker_id)
+            self._control.pool.end(self.snapshot.worker.worker_id, self._sequences)
 
 
 class RetryBudget:
@@ -165,7 +167,11 @@ class AdmissionControl:
         has waited too long; NoWorkerAvailableError if meanwhile no worker may answer it.
         """
         waiter = Waiter(
-            lane=request.lane, tenant=request.tenant, priority=request.priority, size_bytes=request.size_bytes
+            lane=request.lane,
+            tenant=request.tenant,
+            priority=request.priority,
+            size_bytes=request.size_bytes,
+            sequences=request.sequences,
         )
         displaced = self._queue.push(waiter)
         if displaced is None:
@@ -247,8 +253,8 @@ class AdmissionControl:
         worker_id = chosen.worker.worker_id
         if worker_id in self._breakers:
             self._breakers[worker_id] = self._breakers[worker_id].begun(self._clock(), self._policy)
-        self.pool.begin(worker_id)
-        return Slot(self, chosen)
+        self.pool.begin(worker_id, request.sequences)
+        return Slot(self, chosen, request.sequences)
 
     def _choose(self, request: AdmissionRequest, able: tuple[WorkerSnapshot, ...]) -> WorkerSnapshot:
         if len(self._able[request.lane]) == 1:

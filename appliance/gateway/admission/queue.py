@@ -5,8 +5,9 @@ The bounded fair queue.
 
 A lower priority class is served when no higher one waits, and also gets a share of the turns, so that it
 never starves.  Within a class tenants take turns, however many requests each has queued: a tenant with a
-thousand requests delays one with a single request by one turn.  Nor can one tenant fill the queue: when it is
-full, the newest request of the tenant that holds most is displaced by a tenant with less.
+thousand requests delays one with a single request by one turn.  A request of several sequences takes as many
+turns, so that its tenant is passed over until the others had theirs.  Nor can one tenant fill the queue: when
+it is full, the newest request of the tenant that holds most is displaced by a tenant with less.
 
 A request waits in a *lane*, with those that the same workers can serve, so that a model whose workers are
 full does not block another model.  Turns are counted over all lanes.
@@ -50,12 +51,13 @@ class Waiter:
     tenant: str
     priority: PriorityClass
     size_bytes: int  # held while it waits
+    sequences: int = 1  # turns that it takes
     number: int = 0  # among all requests ever queued; set by the queue
 
 
 @dataclass(slots=True)
 class _Tenant:
-    turns: int  # left before the next tenant's turn
+    turns: int  # left before the next tenant's turn; below 1 after a request of several sequences
     requests: int = 0
     size_bytes: int = 0
     lanes: dict[Lane, dict[Waiter, None]] = field(default_factory=dict)  # first come, first served
@@ -141,22 +143,34 @@ class _Class:
 
     def take(self, lanes: Collection[Lane]) -> Waiter:
         """The next request of the tenant whose turn it is; only if `is_waiting`."""
-        name, tenant = next(
+        able = [
             (name, tenant)
             for name, tenant in self._tenants.items()
             if any(lane in tenant.lanes for lane in lanes)
-        )
+        ]
+        if all(tenant.turns < 1 for _, tenant in able):
+            # Every one owes turns: skip the rounds in which none is served.
+            rounds = min(-(-(1 - tenant.turns) // self._weight(name)) for name, tenant in able)
+            for name, tenant in able:
+                tenant.turns += rounds * self._weight(name)
+        for name, tenant in able:
+            if tenant.turns >= 1:
+                break
+            self._end_turn(name, tenant)
         waiter = min(
             (next(iter(line)) for lane, line in tenant.lanes.items() if lane in lanes),
             key=lambda first: first.number,
         )
-        tenant.turns -= 1
-        if not tenant.turns:
-            # To the end of the round.
-            tenant.turns = self._weight(name)
-            self._tenants[name] = self._tenants.pop(name)
+        tenant.turns -= waiter.sequences
+        if tenant.turns < 1:
+            self._end_turn(name, tenant)
         self.discard(waiter)
         return waiter
+
+    def _end_turn(self, name: str, tenant: _Tenant) -> None:
+        """To the end of the round."""
+        tenant.turns += self._weight(name)
+        self._tenants[name] = self._tenants.pop(name)
 
     def _weight(self, tenant: str) -> int:
         return self._weights.get(tenant, 1)

@@ -6,7 +6,6 @@ run code in the worker, make it call other machines, or reveal another tenant's 
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from hashlib import blake2b
 
 from appliance.errors import InvalidRequestError
@@ -29,8 +28,12 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 PRIORITY = "priority"
 SALT = "cache_salt"
 SALT_BYTES = 16
+MAX_SALT_CHARACTERS = 128
+"""vLLM's own bound of a salt."""
 ORDER_REMOVED = "priority_removed"
 """In the audit log: the request set a priority, which its tenant may not."""
+COUNTS = ("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Numbers that the gateway reads as well; vLLM would also accept them as text."""
 _CHECKED = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
 
 
@@ -40,6 +43,9 @@ def refuse_forbidden(
     """Refuse members that no worker may receive; those in `carriers` may contain images, sound or video."""
     if not _CHECKED.isdisjoint(members):
         _refuse_members(members)
+    for name in COUNTS:
+        if name in members and isinstance(members[name].value, str):
+            raise InvalidRequestError(f"`{name}` must be a number, not text.", param=name)
     for name in carriers:
         if name in members:
             refuse_media(members[name].value, name, remote=Permission.REMOTE_MEDIA in may)
@@ -53,8 +59,9 @@ def _refuse_members(members: Mapping[str, Member]) -> None:
     if isinstance(arguments, dict) and arguments.get("chat_template") is not None:
         raise _refusal(f"{TEMPLATE_ARGUMENTS}.chat_template", REFUSED["chat_template"])
     salt = value_of(members, SALT)
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InvalidRequestError(f"`{SALT}` must be a non-empty string.", param=SALT)
+    if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT_CHARACTERS):
+        message = f"`{SALT}` must be a string of 1 to {MAX_SALT_CHARACTERS} characters."
+        raise InvalidRequestError(message, param=SALT)
 
 
 def may_call(caller: Caller, served: ServedModel) -> bool:
@@ -82,14 +89,14 @@ def policy_verdicts(members: Mapping[str, Member], may: frozenset[Permission]) -
     return [ORDER_REMOVED] if PRIORITY in members and Permission.PRIORITY not in may else []
 
 
-@lru_cache(maxsize=1024)
 def salt_of(tenant: str, given: str | None) -> str:
     """
     The salt of a request's blocks in the prefix cache: two tenants never have the same.
 
     With a shared cache a tenant could find out by its speed what others have sent.  No secret is needed,
-    because clients never choose the salt: theirs is mixed in. vLLM accepts up to 128 characters.
+    because clients never choose the salt: theirs is mixed in.
     """
+    # Not cached: a cache of what clients choose is memory that they control.
     digest = blake2b(tenant.encode(), digest_size=SALT_BYTES, person=b"cache salt")
     if given is not None:
         digest.update(b"\0" + given.encode("utf-8", "surrogatepass"))

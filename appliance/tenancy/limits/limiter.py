@@ -64,19 +64,21 @@ class Limiter:
         self._failure: str | None = None
 
     def take(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
+        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
     ) -> Reservation | None:
         """Admit a request for an existing model; None if it has to `wait`."""
         if (limiter := self._limiter(tenant)) is None:
             return UNLIMITED
-        estimate = estimate_tokens(text, members, guess=self._guess_tokens)
+        estimate = estimate_tokens(text, members, guess=self._guess_tokens, sequences=sequences)
         return limiter.share.take(limiter.share.need(model, estimate), self._clock())
 
-    async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
+    async def wait(
+        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
+    ) -> Reservation:
         """Admit a request as soon as the database allows it; raises as `TenantLimiter.wait`."""
         if (limiter := self._limiter(tenant)) is None:
             return UNLIMITED
-        estimate = estimate_tokens(text, members, guess=self._guess_tokens)
+        estimate = estimate_tokens(text, members, guess=self._guess_tokens, sequences=sequences)
         try:
             return await limiter.wait(model, estimate, now=self._clock(), wall_time=self._wall_clock())
         except LimitReachedError as refused:

@@ -47,11 +47,13 @@ class Limiting(Protocol):
     """Enforces tenants' limits; see `appliance.tenancy.limits.limiter`."""
 
     def take(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
+        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
     ) -> Reservation | None:
         """Admit a request; None if it has to `wait`."""
 
-    async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
+    async def wait(
+        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
+    ) -> Reservation:
         """Admit a request as soon as possible; raises LimitReachedError and LimitsUnavailableError."""
 
     def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]: ...
@@ -59,11 +61,13 @@ class Limiting(Protocol):
 
 class NoLimits:
     def take(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]
+        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
     ) -> Reservation | None:
         return UNLIMITED
 
-    async def wait(self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member]) -> Reservation:
+    async def wait(
+        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
+    ) -> Reservation:
         return UNLIMITED
 
     def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:

@@ -60,7 +60,7 @@ class TenantShare:
         return self._by_model.get(model, self._of_all)
 
     def need(self, model: str, estimate: TokenEstimate) -> Need:
-        return [(each, _units(each, estimate) if each.is_tokens else 1) for each in self.of_model(model)]
+        return [(each, _units(each, estimate)) for each in self.of_model(model)]
 
     def take(self, need: Need, now: float) -> HeldReservation | None:
         """Take all of it if all of it is free, else nothing."""
@@ -121,6 +121,11 @@ class TenantShare:
 
 
 def _units(holding: Holding, estimate: TokenEstimate) -> int:
+    if holding.is_concurrent:
+        # A request of more sequences than the limit runs alone.
+        return max(1, min(estimate.sequences, holding.quota.limit))
+    if not holding.is_tokens:
+        return 1
     if estimate.is_guess and estimate.total > holding.quota.limit:
         # The client did not ask for a long answer: a guess must not be the reason for a refusal.
         return max(estimate.prompt, holding.quota.limit)

@@ -94,13 +94,18 @@ class ControlledPool:
 
 
 def make_request(
-    tenant: str = "acme", priority: PriorityClass = STANDARD, text: str = "", model: str = "demo"
+    tenant: str = "acme",
+    priority: PriorityClass = STANDARD,
+    text: str = "",
+    model: str = "demo",
+    sequences: int = 1,
 ) -> AdmissionRequest:
     return AdmissionRequest(
         lane=Lane(model, may_speculate=True),
         tenant=tenant,
         priority=priority,
         size_bytes=100,
+        sequences=sequences,
         prefix_text=lambda: text,
     )
 
@@ -129,6 +134,21 @@ def test_a_request_gets_a_free_slot_at_once():
     assert tested.pool.in_flight == {A: 1}
     assert tested.control.enter(make_request()).snapshot.worker.worker_id == A
     second.release()
+
+
+async def test_a_request_takes_a_slot_per_sequence():
+    """It may take more than are free; the next request waits until enough of them are released."""
+    tested = ControlledPool(worker_requests=4)
+    small, large = tested.control.enter(make_request()), tested.control.enter(make_request(sequences=8))
+    assert tested.pool.in_flight == {A: 9}
+    waiting = tested.waiting(make_request("other"))
+    await asyncio.sleep(TICK)
+    small.release()
+    await asyncio.sleep(TICK)
+    assert not waiting.done()
+    large.release()
+    assert (await soon(waiting)).snapshot.worker.worker_id == A
+    assert tested.pool.in_flight == {A: 1}
 
 
 def test_a_request_without_a_worker_is_refused_at_once():

@@ -19,8 +19,14 @@ WIDE = QueueBounds(requests=1000, size_bytes=10**9)
 SHARES = {STANDARD: 0.2, BATCH: 0.05}
 
 
-def waiter(tenant: str = "a", priority: PriorityClass = STANDARD, lane: Lane = DEMO, size: int = 1) -> Waiter:
-    return Waiter(lane=lane, tenant=tenant, priority=priority, size_bytes=size)
+def waiter(
+    tenant: str = "a",
+    priority: PriorityClass = STANDARD,
+    lane: Lane = DEMO,
+    size: int = 1,
+    sequences: int = 1,
+) -> Waiter:
+    return Waiter(lane=lane, tenant=tenant, priority=priority, size_bytes=size, sequences=sequences)
 
 
 def filled(*waiters: Waiter, **options) -> FairQueue:
@@ -52,6 +58,25 @@ def test_a_tenant_with_many_requests_delays_one_with_few_by_one_turn():
     many = [waiter("many") for _ in range(100)]
     single = waiter("single")
     assert drained(filled(*many, single)).index(single) == 1
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_a_request_of_many_sequences_takes_as_many_turns(weight: int):
+    """Whatever a tenant packs into one request, while others wait it gets its share of the sequences."""
+    large = [waiter("large", sequences=64) for _ in range(8)]
+    small = [waiter("small") for _ in range(256)]
+    order = drained(filled(*large, *small, weights={"large": weight}))
+    assert sorted(map(id, order)) == sorted(map(id, [*large, *small]))
+    served = Counter[str]()
+    for each in order[: order.index(small[-1])]:
+        served[each.tenant] += each.sequences
+        assert served["large"] <= weight * (served["small"] + 2) + 64
+
+
+def test_tenants_that_owe_turns_do_not_leave_a_slot_idle():
+    large = [waiter(tenant, sequences=2048) for tenant in "abc" for _ in range(3)]
+    order = drained(filled(*large))
+    assert [each.tenant for each in order] == list("abcabcabc")
 
 
 def test_tenants_that_come_back_take_no_extra_turns():

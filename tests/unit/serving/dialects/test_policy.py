@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.dialect import edit_members
-from appliance.serving.dialects.policy import REFUSED, may_call, policy_edits, refuse_forbidden, salt_of
+from appliance.serving.dialects.policy import (
+    COUNTS,
+    REFUSED,
+    may_call,
+    policy_edits,
+    refuse_forbidden,
+    salt_of,
+)
 from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import ApiKey, Caller, Permission, Tenant
@@ -203,9 +210,17 @@ def test_any_salt_is_valid_for_vllm(tenant: str, given_salt: str | None):
     assert re.fullmatch(r"[0-9a-f]{32}", salt_of(tenant, given_salt))
 
 
-@pytest.mark.parametrize("salt", ["", 5, ["x"], {}])
-def test_salt_must_be_a_string(salt: object):
-    """It would otherwise be dropped silently."""
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_must_not_be_text(name: str):
+    """VLLM would read it as a number, and the gateway's limits would not."""
+    assert refused("/v1/completions", {"prompt": "x", name: "128"}).param == name
+    check("/v1/completions", {"prompt": "x", name: 128.0})
+
+
+@pytest.mark.parametrize("salt", ["", 5, ["x"], {}, "x" * 129])
+def test_salt_must_be_a_string_that_vllm_accepts(salt: object):
+    """It would otherwise be dropped silently, and a long one would only cost memory."""
+    check("/v1/completions", {"prompt": "x", "cache_salt": "x" * 128})
     assert refused("/v1/completions", {"prompt": "x", "cache_salt": salt}).param == "cache_salt"
 
 

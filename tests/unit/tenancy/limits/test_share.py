@@ -73,6 +73,20 @@ def test_request_takes_units_of_every_limit_or_of_none():
     assert scene.spent("requests_per_minute") == 1
 
 
+def test_request_takes_a_concurrency_unit_per_sequence():
+    """One of more sequences than the limit needs all units, and so runs alone."""
+    scene = Scene(Limits(concurrent_requests=4))
+    several, many = (TokenEstimate(prompt=1, completion=1, sequences=count) for count in (3, 100))
+    scene.admit()
+    assert scene.share.take(scene.share.need("demo", many), scene.now) is None
+    ((_, units),) = scene.share.need("demo", several)
+    assert units == 3
+    ((_, units),) = scene.share.need("demo", many)
+    assert units == 4
+    ((_, units),) = Scene(Limits(concurrent_requests=0)).share.need("demo", many)
+    assert units == 1
+
+
 def test_request_counts_against_limits_of_its_model():
     """A model without limits of its own is bounded by the tenant's alone."""
     limits = Limits(requests_per_minute=5, by_model={"other": Limits(requests_per_minute=0)})
