@@ -8,6 +8,7 @@ durable when they return: with SQLite's `synchronous=NORMAL` a power cut can los
 
 import sqlite3
 import threading
+import time
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -101,13 +102,27 @@ def first_line(error: object) -> str:
     return str(original).partition("\n")[0]
 
 
+def _use_write_ahead_log(connection: sqlite3.Connection, milliseconds: int) -> None:
+    # SQLite does not wait here by itself: two processes that open a new file together would fail.
+    deadline = time.monotonic() + milliseconds / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
 def _prepare_sqlite(engine: Engine, milliseconds: int) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _: object) -> None:
         # We begin transactions ourselves: the driver would leave reads and DDL outside of them.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_write_ahead_log(connection, milliseconds)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
 

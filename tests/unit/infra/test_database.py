@@ -1,6 +1,8 @@
 """One database of a process: its stores share connections, and none waits for another's."""
 
-from contextlib import ExitStack
+import sqlite3
+import threading
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,18 @@ def test_closing_a_store_leaves_a_shared_database_open(database: Database):
     assert database.engine(5.0).pool.checkedin() == 1
     database.close()
     assert database.engine(5.0).pool.checkedin() == 0
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
+def test_opening_a_new_file_waits_for_another_process_that_does(tmp_path: Path, begin: str):
+    """SQLite itself refuses to change the journal of a file that another connection writes to."""
+    path = tmp_path / "new.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("CREATE TABLE t (x)")
+        other.execute(begin)
+        other.execute("SELECT * FROM t").fetchall()
+        threading.Timer(0.3, other.execute, ["COMMIT"]).start()
+        store = SqlStore(f"sqlite:///{path}")
+        with store.database.engine(5.0).connect() as connection:
+            assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        store.close()
