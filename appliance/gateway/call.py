@@ -1,6 +1,6 @@
 """One request for a model, parsed as far as the gateway reads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.errors import InvalidRequestError, NeedsTargetOnlyWorkerError
@@ -34,15 +34,14 @@ class Call:
     salted: bool = True  # whether workers separate the prefix cache by tenant (`cache_salt`)
     traceparent: str | None = None  # the client's header; None unless requests are traced
     batch_line: tuple[str, int] | None = None  # batch id and line number
+    sequences: int = field(init=False)  # what the worker computes for it: inputs times answers
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sequences", self.endpoint.sequences(self.members))
 
     @property
     def endpoint(self) -> Route:
         return ROUTES[self.route]
-
-    @property
-    def sequences(self) -> int:
-        """What the worker computes for it: inputs times answers."""
-        return self.endpoint.sequences(self.members)
 
     @property
     def verdicts(self) -> list[str]:

@@ -11,8 +11,10 @@ from hashlib import blake2b
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import Member, value_of
 from appliance.serving.dialects.media import refuse_media
+from appliance.serving.dialects.routes import ANSWERS
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller, Permission
+from appliance.tenancy.limits.estimate import ANSWER_LIMITS
 
 REFUSED = {
     "chat_template": "a template is code, which the worker would run",
@@ -32,7 +34,7 @@ MAX_SALT_CHARACTERS = 128
 """vLLM's own bound of a salt."""
 ORDER_REMOVED = "priority_removed"
 """In the audit log: the request set a priority, which its tenant may not."""
-COUNTS = ("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens")
+COUNTS = (*ANSWERS, *ANSWER_LIMITS)
 """Numbers that the gateway reads as well; vLLM would also accept them as text."""
 _CHECKED = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
 

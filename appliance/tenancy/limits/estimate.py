@@ -18,8 +18,7 @@ MEDIA_TOKENS = 1024
 MOST_TOKENS = 2**40
 """Caps what clients ask for, so that sums stay small."""
 _MEDIA = re.compile(r'"[a-z_]+"\s*:\s*"data:[^"]*"')
-
-_COMPLETION = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+ANSWER_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ def estimate_tokens(
         size, media = size - sum(map(len, found)), len(found)
     elif not text.isascii():
         size = len(text.encode(errors="surrogatepass"))
-    bounds = [bound for name in _COMPLETION if (bound := count_of(members, name)) is not None]
+    bounds = [bound for name in ANSWER_LIMITS if (bound := count_of(members, name)) is not None]
     completion = max(bounds) if bounds else guess
     return TokenEstimate(
         prompt=-(-size // BYTES_PER_TOKEN) + media * MEDIA_TOKENS,
