@@ -20,8 +20,8 @@ async def healthz() -> Response:
 async def readyz(request: Request) -> Response:
     """Readiness: whether a request would be served now, each check, and warnings."""
     services: Services = request.app.state.services
-    health, late = services.audit_health(), services.tenants_warning()
-    egress = services.egress_status()
+    health, egress = services.audit_health(), services.egress_status()
+    others = [warning for warning in (services.tenants_warning(), services.wall.warning) if warning]
     checks = {
         "audit": health.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
@@ -33,7 +33,7 @@ async def readyz(request: Request) -> Response:
         {
             "status": "ready" if ready else "not_ready",
             "checks": checks,
-            "warnings": [*health.warnings, *([late] if late else []), *egress.warnings],
+            "warnings": [*health.warnings, *others, *egress.warnings],
         },
         status_code=200 if ready else 503,
     )

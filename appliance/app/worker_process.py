@@ -10,10 +10,12 @@ draft again (`drafts.promotion.choice`), and reports it.
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Any
 
 from appliance.app.announcer import Announcer
@@ -22,11 +24,12 @@ from appliance.audit.sink import AuditSink, submit_best_effort
 from appliance.drafts.lint.loading import LoadedPair, load_pair
 from appliance.drafts.promotion.choice import Choice, DraftChooser, Problem
 from appliance.drafts.registry.registry import DraftRegistry
+from appliance.drafts.registry.store import REVISIONS
 from appliance.errors import ControlRefusedError
-from appliance.infra.data_directory import Installation
+from appliance.infra.data_directory import Installation, private_paths
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
-from appliance.infra.settings import Settings, WorkerSettings, process_environment
+from appliance.infra.settings import ROOT, Settings, WorkerSettings, process_environment
 from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.engine_ports import engine_ports, ports_chosen_by_kernel
 from appliance.serving.launch import LaunchPlan, plan_launch
@@ -38,6 +41,7 @@ from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import DRAFT_DIGEST, RESTART_FILE, TARGET_DIGEST
 from appliance.sovereignty.environment import offline_environment
+from appliance.sovereignty.file_wall import FileWall, plan_file_wall
 from appliance.sovereignty.ports import collector_ports
 from appliance.speculation.values import Reason, SpeculationMode
 
@@ -73,6 +77,7 @@ class WorkerRole:
         choice: DraftChooser | None = None,
         plan_with: Callable[[Weights], LaunchPlan] | None = None,
         connect_ports: frozenset[int] = frozenset(),
+        wall: FileWall | None = None,
     ) -> None:
         """
         Prepare; nothing is started before `run`.
@@ -80,7 +85,7 @@ class WorkerRole:
         `settings` have no draft if lint refused it, and then `target_only` is None; `worker` is the pool's
         entry of a start by `launch`.  `choice` finds the draft for each start (None if only the settings name
         one), and `plan_with` plans a start with it.  The worker and its supervisor connect to
-        `connect_ports`.
+        `connect_ports`.  `wall` hides files from it.
         """
         self.worker = worker  # as of the latest start
         self.connect_ports = connect_ports
@@ -95,6 +100,7 @@ class WorkerRole:
         self._model = launch.model
         self._logger = logger
         self._announcer = announcer
+        self._wall = wall
         self._listeners: Listeners | None = None
         self._supervisor = Supervisor(
             launch,
@@ -106,6 +112,7 @@ class WorkerRole:
             target_only=target_only,
             restart_file=installation.restart_request,
             choose=self._choose if choice is not None else None,
+            open_ruleset=None if wall is None else wall.open_ruleset,
         )
 
     @classmethod
@@ -132,7 +139,8 @@ class WorkerRole:
             chosen = chosen.model_copy(update={"method": "none", "draft": None})
         port = chosen.port or free_port(chosen.host)
         device = choose_device(chosen.device, detect_hardware())
-        tracing = settings.tracing
+        tracing, wall = settings.tracing, _plan_wall(settings, installation, logger, announcer)
+        own = {"TMPDIR": str(wall.temporary)} if wall is not None and wall.temporary is not None else {}
 
         def launch(settings: WorkerSettings, draft: Weights | None) -> LaunchPlan:
             plan = plan_launch(
@@ -148,7 +156,7 @@ class WorkerRole:
             )
             digest = draft.digest if draft is not None else ""
             served = {TARGET_DIGEST: pair.target.digest, DRAFT_DIGEST: digest}
-            plan = replace(plan, draft=digest, environment={**plan.environment, **served})
+            plan = replace(plan, draft=digest, environment={**plan.environment, **served, **own})
             if plan.in_group:
                 return plan  # a restart request would reach one node of several
             request = {RESTART_FILE: str(installation.restart_request)}
@@ -188,12 +196,14 @@ class WorkerRole:
             connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel())
             | {port}
             | collector_ports(tracing),
+            wall=wall,
         )
 
     async def run(self, listeners: Listeners | None) -> None:
         """Keep the worker running until `stop`; raises WorkerStartError if it does not come up."""
         self._listeners = listeners
-        await self._supervisor.run()
+        with nullcontext() if self._wall is None else self._wall.prepared():
+            await self._supervisor.run()
 
     async def stop(self) -> None:
         await self._supervisor.stop()
@@ -322,6 +332,30 @@ class WorkerRole:
     def _submit(self, entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as above
         assert self._listeners is not None  # noqa: S101 - checked by the caller
         submit_best_effort(self._listeners.audit, self._logger, entry_type, **fields)
+
+
+def _plan_wall(
+    settings: Settings, installation: Installation, logger: Logger, announcer: Announcer
+) -> FileWall | None:
+    """Hide the data directory and all secrets from the worker, except what it needs."""
+    chosen = settings.worker
+    needed = (
+        *(chosen.model, chosen.draft, installation.drafts / REVISIONS, installation.control_token),
+        *(installation.restart_request.parent, settings.tracing.ca_file),
+        *(Path(sys.prefix), Path(sys.base_prefix), ROOT / "appliance"),
+    )
+    wall, detail = plan_file_wall(
+        settings.sovereignty.wall,
+        private_paths(settings, installation),
+        [path for path in needed if path is not None],
+        home=Path(process_environment().get("HOME", "/")),
+    )
+    announcer.say(f"wall: {detail}")
+    if wall is not None:
+        logger.info("wall_raised", detail=detail)
+    else:
+        logger.warning("wall_missing", detail=detail)
+    return wall
 
 
 def engine_version() -> str:

@@ -55,7 +55,8 @@ class Installation:
 
     @property
     def restart_request(self) -> Path:
-        return self.directory / "worker-1.restart"
+        """In a directory of its own, the only one here that a worker can write to."""
+        return self.directory / "worker" / "worker-1.restart"
 
     @property
     def logs(self) -> Path:
@@ -76,6 +77,17 @@ def locate(settings: Settings) -> Installation:
     )
 
 
+def private_paths(settings: Settings, installation: Installation) -> frozenset[Path]:
+    """What a worker must not open: the data of a gateway, and its secrets wherever they are."""
+    audit, tls = settings.audit, settings.tls
+    elsewhere = (
+        *(audit.payload_keys_directory, audit.payload_master_key_file, settings.batch.directory),
+        *(tls.key_file, tls.key_password_file, tls.command_key_file, settings.tenants.file),
+    )
+    own = (installation.directory, installation.signing_key, installation.spool, installation.drafts_key)
+    return frozenset({*own, *(path.absolute() for path in elsewhere if path is not None)})
+
+
 def prepare(
     installation: Installation,
     *,
@@ -91,6 +103,7 @@ def prepare(
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         installation.logs.mkdir(mode=0o700, exist_ok=True)
+        installation.restart_request.parent.mkdir(mode=0o700, exist_ok=True)
         probe = directory / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()

@@ -543,8 +543,8 @@ class SovereigntySettings(Section):
 
     wall: Annotated[Literal["on", "off", "required"], BeforeValidator(_as_word)] = "on"
     """Make the kernel (Landlock, Linux 6.7) refuse TCP connections to ports that these settings do not imply,
-    for gateway, worker and their child processes.  `on` continues if the kernel cannot; `required` refuses to
-    start."""
+    for gateway, worker and their child processes, and (Linux 5.13) hide a gateway's data and secrets from a
+    worker on the same machine.  `on` continues if the kernel cannot; `required` refuses to start."""
     connect_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
     """Additional TCP ports to which connections are allowed, such as those of workers added later."""
 

@@ -11,11 +11,12 @@ It runs from its own source, in an interpreter that finds none of our packages.
 import inspect
 
 
-def guardian_source() -> str:
-    return f"{inspect.getsource(guard)}\nguard()\n"
+def guardian_source(ruleset: int | None = None) -> str:
+    """`ruleset`: an inherited descriptor of Landlock, to restrict the guardian and its command by."""
+    return f"{inspect.getsource(guard)}\nguard({ruleset})\n"
 
 
-def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
+def guard(ruleset: int | None) -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
     """
     Run the command in `sys.argv[1:]`, outlive it, and kill every process it leaves.
 
@@ -23,9 +24,14 @@ def guard() -> None:  # noqa: C901, PLR0912, PLR0915 - a program of its own
     """
     import ctypes, glob, os, resource, select, signal, sys  # noqa: E401, I001, PLC0415
 
-    set_pdeathsig, set_child_subreaper = 1, 36
-    prctl = ctypes.CDLL(None).prctl
+    set_pdeathsig, set_child_subreaper, set_no_new_privileges, landlock_restrict_self = 1, 36, 38, 446
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = libc.prctl
     prctl(set_child_subreaper, 1, 0, 0, 0)
+    if ruleset is not None:
+        if prctl(set_no_new_privileges, 1, 0, 0, 0) or libc.syscall(landlock_restrict_self, ruleset, 0):
+            sys.exit(f"the file wall could not be raised: {os.strerror(ctypes.get_errno())}")
+        os.close(ruleset)
     awaited = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     guardian, child = os.getpid(), os.fork()

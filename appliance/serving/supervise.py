@@ -88,17 +88,20 @@ class Supervisor:
         restart_file: Path | None = None,
         choose: Choose | None = None,
         largest_log: int = LARGEST_LOG,
+        open_ruleset: Callable[[], int] | None = None,
     ) -> None:
         """
         `max_restarts` failed starts in a row end it; a healthy worker's log rotates at `largest_log` bytes.
 
         `restart_file` is where the worker leaves a restart request before it ends.  Without `target_only` the
         worker cannot run without its draft; without `choose` its draft is always that of `plan`.
+        `open_ruleset` opens the descriptor that each start is restricted by (`sovereignty.file_wall`).
         """
         self._plans = WorkerPlans(plan, target_only=target_only, restart_file=restart_file, choose=choose)
         self._worker = worker
         self._log = log_directory / f"worker-{worker}.log"
         self._largest_log = largest_log
+        self._open_ruleset = open_ruleset
         self._max_restarts = max_restarts
         self._observe = observe
         self._report = report
@@ -251,19 +254,22 @@ class Supervisor:
 
     async def _start(self) -> asyncio.subprocess.Process:
         rotate(self._log)
-        descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
+        with contextlib.ExitStack() as stack:
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            stack.callback(os.close, log)
+            ruleset = None if self._open_ruleset is None else self._open_ruleset()
+            if ruleset is not None:
+                stack.callback(os.close, ruleset)
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-I", "-S", "-c", guardian_source(), *self._plans.current.argv),
+                *("-I", "-S", "-c", guardian_source(ruleset), *self._plans.current.argv),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=descriptor,
+                stderr=log,
                 env=dict(self._plans.current.environment),
                 start_new_session=True,
+                pass_fds=() if ruleset is None else (ruleset,),
             )
-        finally:
-            os.close(descriptor)
         with contextlib.suppress(OSError):  # it ended at once, or a sandbox forbids it
             self._guardian = os.pidfd_open(process.pid)
         assert process.stdout is not None  # noqa: S101 - it is a pipe

@@ -1,23 +1,30 @@
 """
-Landlock for TCP: a process irrevocably gives up connecting to all ports except some.
+Landlock: a process irrevocably gives up connecting to all ports, and opening all files, except some.
 
 The kernel enforces it for all code in the process and for all of its children; no privilege is needed.
 System calls and structures are those of `linux/landlock.h`, described in
-https://docs.kernel.org/userspace-api/landlock.html.  Ports only: Landlock filters no addresses, and no
-protocol but plain TCP.
+https://docs.kernel.org/userspace-api/landlock.html.  Of connections it filters ports: no addresses, and no
+protocol but plain TCP.  A process that is restricted cannot trace or read the memory of one that is not.
 """
 
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Numbers of the system calls, the same on every architecture that vLLM runs on."""
 ASK_FOR_VERSION = 1
-RULE_NET_PORT = 2
+RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
 CONNECT_TCP = 2
+WRITE_FILE, READ_FILE, TRUNCATE = 1 << 1, 1 << 2, 1 << 14
+REMOVE_AND_MAKE = 0b1_1111_1111 << 4
+"""Removing and making directories, files, devices, sockets, pipes and links."""
+REFER = 1 << 13
+REFER_ABI, TRUNCATE_ABI = 2, 3
+"""First versions that know the two; before, linking across directories is always refused."""
 SET_NO_NEW_PRIVILEGES = 38
 NETWORK_ABI = 4
 """First version with network rules: Linux 6.7."""
@@ -29,6 +36,11 @@ class _Ruleset(ctypes.Structure):
 
 class _PortRule(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+class _PathRule(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
 def abi_version() -> int:
@@ -56,6 +68,40 @@ def allow_connections(ports: Iterable[int]) -> None:
         _call(RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
+
+
+def open_file_ruleset(visible: Iterable[Path]) -> int:
+    """
+    A ruleset that refuses to open, make, change or remove any file that is not `visible` or below it.
+
+    Returns its descriptor; the caller closes it.  A process that restricts itself by it gives up gaining
+    privileges first.  Paths that do not exist are skipped.  Listing directories, and what is open already,
+    are unaffected.  Raises OSError.
+    """
+    version = abi_version()
+    on_files = WRITE_FILE | READ_FILE | (TRUNCATE if version >= TRUNCATE_ABI else 0)
+    on_directories = on_files | REMOVE_AND_MAKE | (REFER if version >= REFER_ABI else 0)
+    attributes = _Ruleset(handled_access_fs=on_directories)
+    size = _Ruleset.handled_access_net.offset  # older kernels know no more of the structure
+    ruleset = _call(CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    try:
+        for path in visible:
+            try:
+                parent = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                is_directory = stat.S_ISDIR(os.fstat(parent).st_mode)
+                rule = _PathRule(
+                    allowed_access=on_directories if is_directory else on_files, parent_fd=parent
+                )
+                _call(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+            finally:
+                os.close(parent)
+    except BaseException:
+        os.close(ruleset)
+        raise
+    return ruleset
 
 
 def _call(number: int, *arguments: object) -> int:

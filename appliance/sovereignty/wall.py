@@ -40,6 +40,8 @@ class Wall:
     """One line, for operators."""
     ports: frozenset[int] = frozenset()
     """TCP ports that are allowed; meaningless if the wall is not up."""
+    warning: str | None = None
+    """Why it is not up although the settings want it."""
 
     def check(self, ports: Iterable[int], setting: str) -> None:
         """Raise ConfigurationError for a port that the wall would block: it cannot be changed later."""
@@ -71,4 +73,8 @@ def raise_wall(mode: Mode, ports: frozenset[int], kernel: Kernel = landlock) -> 
         reason = REASONS.get(error.errno or 0, str(error.strerror))
     if mode == "required":
         raise ConfigurationError(f"sovereignty.wall is required, but {reason}")
-    return Wall(is_up=False, detail=f"not up: {reason}")
+    return Wall(
+        is_up=False,
+        detail=f"not up: {reason}",
+        warning=f"the wall is not up ({reason}): this process can connect to any port",
+    )

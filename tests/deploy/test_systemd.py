@@ -92,12 +92,26 @@ def test_exposes_little(unit, verifiable):
         ("CapabilityBoundingSet", ""),
         ("ProtectSystem", "strict"),
         ("ProtectHome", "yes"),
-        ("User", "appliance"),
     ],
 )
 def test_unit_restricts_the_service(unit, line):
     """What the documentation of no egress promises of the units."""
     assert [value for name, value in settings_of(unit) if name == line[0]] == [line[1]]
+
+
+def test_the_worker_cannot_read_the_gateways_data():
+    """Another account, the directory hidden, and the one secret that it needs as a credential."""
+    gateway, worker = dict(settings_of("appliance-gateway")), dict(settings_of("appliance-worker"))
+    data = f"/var/lib/{gateway['StateDirectory']}"
+    assert f"--data {data}" in gateway["ExecStart"]
+    assert gateway["User"] != worker["User"]
+    assert worker["InaccessiblePaths"] == f"-{data}"
+    assert worker["LoadCredential"] == f"control.token:{data}/control.token"
+    assert data not in worker["ExecStart"].split()
+    accounts = (ROOT / "deploy" / "systemd" / "appliance.sysusers").read_text(encoding="utf-8")
+    ids = dict(re.findall(r"^u (\S+) (\d+)", accounts, re.MULTILINE))
+    assert set(ids) == {gateway["User"], worker["User"]}
+    assert len(set(ids.values())) == 2
 
 
 def test_lets_it_raise_its_own_wall(unit):

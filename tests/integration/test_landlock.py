@@ -4,14 +4,19 @@ The wall on this machine's kernel: processes that raise it, then try to bypass i
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+from appliance.serving.launch import LaunchPlan
+from appliance.serving.supervise import Supervisor
+from appliance.sovereignty.file_wall import plan_file_wall
 from appliance.sovereignty.landlock import NETWORK_ABI, abi_version
 from appliance.sovereignty.ports import spell
 from demo.process import ApplianceProcess
@@ -116,6 +121,61 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 print(raise_wall("on", frozenset({1})).detail)
 """
 
+WORKER = """
+import json, os, pathlib, signal, subprocess, sys, tempfile, time
+data, shown, mark = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+secret = data / "audit.key"
+
+def by_a_child():
+    command = [sys.executable, "-c", f"open({str(secret)!r}).read()"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise PermissionError(13, "child") if "PermissionError" in ended.stderr else OSError(0, ended.stderr)
+
+def by_the_parents_memory():
+    supervisor = next(p for p in pathlib.Path("/proc").iterdir() if p.name == mark)
+    (supervisor / "mem").open("rb").close()
+
+def move_and_return():
+    data.rename(data.parent / "moved").rename(data)
+
+WAYS = {
+    "read": secret.read_text,
+    "read a later file": lambda: (data / "later").read_text(),
+    "write": lambda: secret.write_text("mine"),
+    "truncate": lambda: os.truncate(secret, 0),
+    "remove": secret.unlink,
+    "make": lambda: (data / "tenants.yaml").write_text("mine"),
+    "link": lambda: os.symlink("/tmp/mine.yaml", data / "tenants.yaml"),
+    "hard link": lambda: os.link(secret, shown / "linked"),
+    "move in": lambda: os.rename(shown / "own", data / "tenants.yaml"),
+    "move out": lambda: os.rename(secret, shown / "stolen"),
+    "move the directory": move_and_return,
+    "through /proc": lambda: pathlib.Path(f"/proc/self/root{secret}").read_text(),
+    "child": by_a_child,
+    "memory": by_the_parents_memory,
+}
+(shown / "own").write_text("mine")
+answer = {}
+for name, way in WAYS.items():
+    try:
+        way()
+        answer[name] = "done"
+    except PermissionError:
+        answer[name] = "refused"
+    except OSError as error:
+        answer[name] = "refused" if error.errno == 18 else repr(error)
+with tempfile.NamedTemporaryFile() as own:
+    own.write(b"x")
+(shown / "own").write_text("mine")
+answer["own"] = (shown / "own").read_text()
+(shown / "answer.part").write_text(json.dumps(answer))
+(shown / "answer.part").rename(shown / "answer")
+time.sleep(60)
+"""
+"""A worker that tries to open the gateway's files, and says in a file of its own how each try ended."""
+
 
 @pytest.fixture(scope="module")
 def listeners() -> Iterator[tuple[int, int]]:
@@ -203,3 +263,50 @@ async def test_a_gateway_inside_its_wall_reaches_its_peers_and_no_new_port(tmp_p
             finally:
                 assert await asyncio.to_thread(process.stop) == 0, "".join(process.output)
                 process.process.stdout.close()
+
+
+@pytest.mark.parametrize("is_walled", [True, False])
+async def test_a_worker_cannot_open_the_gateways_files(tmp_path, is_walled):
+    """Without the wall it can, so that the test can fail."""
+    data = tmp_path / "data"
+    shown = data / "worker"
+    shown.mkdir(parents=True)
+    (data / "audit.key").write_text("secret")
+    wall, detail = plan_file_wall("required", [data], [shown, Path(sys.prefix)], home=tmp_path)
+    assert detail == f"the worker cannot open files in {data}"
+    plan = LaunchPlan(
+        argv=(sys.executable, "-c", WORKER, str(data), str(shown), str(os.getpid())),
+        environment={"TMPDIR": str(wall.temporary)},
+        url="http://127.0.0.1:1",
+        host="127.0.0.1",
+        port=1,
+        model="none",
+        drain_seconds=1,
+        max_startup_seconds=60,
+        answers=False,
+    )
+    supervisor = Supervisor(
+        plan,
+        worker="w1",
+        log_directory=tmp_path,
+        max_restarts=0,
+        observe=lambda _: None,
+        open_ruleset=wall.open_ruleset if is_walled else None,
+    )
+    with wall.prepared():
+        running = asyncio.ensure_future(supervisor.run())
+        (data / "later").write_text("secret")
+        while not (shown / "answer").exists():
+            assert not running.done(), supervisor.log.read_text()
+            await asyncio.sleep(0.05)
+        await supervisor.stop()
+        await running
+    answer = json.loads((shown / "answer").read_text())
+    assert answer.pop("own") == "mine"
+    if is_walled:
+        assert answer == dict.fromkeys(answer, "refused")
+        assert len(answer) == 14
+        assert (data / "audit.key").read_text() == "secret"
+    else:
+        done = {name for name, end in answer.items() if end == "done"}
+        assert {"read", "write", "remove", "make", "move in", "move the directory"} <= done

@@ -148,9 +148,10 @@ def test_a_target_alone_has_one_plan(plan):
 
 
 def test_worker_and_supervisor_agree_on_the_restart_file(plan, tmp_path):
-    """In the data directory, where only the appliance can write."""
+    """In the data directory, in the only place there that a worker can write to."""
     role, _, _ = plan()
-    plans, request = role._supervisor._plans, tmp_path / "data" / "worker-1.restart"
+    plans, request = role._supervisor._plans, tmp_path / "data" / "worker" / "worker-1.restart"
+    assert request.parent in role._wall.shown
     assert plans._restart_file == request
     assert {each.environment[RESTART_FILE] for each in (plans._plan, plans._target_only)} == {str(request)}
 
