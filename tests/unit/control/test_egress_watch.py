@@ -24,6 +24,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import EgressSettings, LogSettings
 from appliance.sovereignty.egress.egress_status import EgressStatus
 from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
+from appliance.sovereignty.wall import NO_WALL, Wall
 from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0
@@ -175,6 +176,7 @@ class Services:
 
     def __init__(self, watch: EgressWatch | None, metrics: Metrics) -> None:
         self.egress, self.metrics = watch, metrics
+        self.wall = NO_WALL
         self.pool = SimpleNamespace(any_healthy=lambda: True)
         self.audit = SimpleNamespace(state=lambda: SimpleNamespace(failure=None))
         self.audit_health = AuditHealth
@@ -236,6 +238,16 @@ async def test_readiness_has_no_egress_check_in_mode_off(scene):
         answer = await client.get("/readyz")
     assert "egress" not in answer.json()["checks"]
     assert answer.json()["warnings"] == []
+
+
+async def test_readiness_warns_of_a_kernel_without_the_wall(scene):
+    """It was asked for, and the process can connect to any port."""
+    client = client_of(scene(CLOSED))
+    services = client._transport.app.state.services
+    services.wall = Wall(is_up=False, detail="not up", warning="the wall is not up (no Landlock)")
+    async with client:
+        answer = await client.get("/readyz")
+    assert answer.json()["warnings"] == ["the wall is not up (no Landlock)"]
 
 
 async def test_an_admin_reads_the_last_check_and_requests_another(scene):

@@ -61,6 +61,7 @@ def test_start_continues_without_a_wall_and_reports_why(kernel, reason):
     assert not wall.is_up
     assert reason in wall.detail
     assert "\n" not in wall.detail
+    assert reason in wall.warning
 
 
 @pytest.mark.parametrize(("kernel", "reason"), CANNOT)
@@ -78,6 +79,7 @@ def test_off_asks_the_kernel_for_nothing():
     assert kernel.allowed is None
     assert not wall.is_up
     assert "sovereignty.wall" in wall.detail
+    assert wall.warning is None
 
 
 def test_blocked_port_is_refused_by_name():
