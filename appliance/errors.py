@@ -39,6 +39,10 @@ class InvalidApiKeyError(ApplianceError):
     """No valid API key came with the request.  The message never says which part was wrong."""
 
 
+class MissingScopeError(ApplianceError):
+    """The admin key or token is valid, and lacks the scope that the message names."""
+
+
 class HeadTooLargeError(ApplianceError):
     """The request line and headers are larger, or more, than the gateway accepts."""
 
@@ -272,6 +276,7 @@ ERROR_TABLE: dict[type[ApplianceError], ErrorSpec] = {
     NeedsTargetOnlyWorkerError: _rejected(HTTPStatus.BAD_REQUEST, "needs_target_only_worker"),
     BodyTooLargeError: _rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large"),
     InvalidApiKeyError: _rejected(HTTPStatus.UNAUTHORIZED, "invalid_api_key", kind="authentication_error"),
+    MissingScopeError: _rejected(HTTPStatus.FORBIDDEN, "missing_scope", kind="permission_error"),
     HeadTooLargeError: _rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large"),
     RequestTooSlowError: _rejected(HTTPStatus.REQUEST_TIMEOUT, "request_too_slow", retryable=True),
     TooManyConnectionsError: _failed("too_many_connections"),

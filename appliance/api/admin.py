@@ -10,10 +10,11 @@ from starlette.responses import JSONResponse, Response
 from appliance.api import audit, content, drafts, egress, speculation, tenants, workers
 from appliance.api.auth import AdminCaller
 from appliance.api.egress import summary_of
+from appliance.api.scopes import ADMIN
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix=ADMIN)
 router.include_router(audit.router)
 router.include_router(content.router)
 router.include_router(drafts.router)

@@ -11,6 +11,7 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import Scope
 
+from appliance.api.scopes import SCOPES, require_scopes
 from appliance.api.services import Services
 from appliance.errors import InvalidApiKeyError
 from appliance.tenancy import Caller
@@ -29,10 +30,15 @@ async def tenant_caller(request: Request) -> Caller:
 
 
 async def admin_caller(request: Request) -> Caller:
-    """The admin whose key or token came with the request; raises InvalidApiKeyError."""
+    """
+    The admin whose key or token came with the request.
+
+    Raises InvalidApiKeyError, or MissingScopeError if the key lacks the route's scope.
+    """
     caller = identify(request.app.state.services, request.scope)
     if not caller.key.admin:
         raise InvalidApiKeyError("This route needs an admin key.")
+    require_scopes(caller.key, SCOPES[f"{request.method} {request.scope['route'].path}"])
     return caller
 
 

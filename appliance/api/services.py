@@ -7,6 +7,7 @@ from appliance.api.console.console import Console
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
+from appliance.control.approvals import Approvals
 from appliance.control.egress_checks import EgressWatch
 from appliance.control.loop import ControlLoop
 from appliance.control.override import OverrideStore
@@ -53,6 +54,8 @@ class Services:
     """Why the tenants in force may be out of date; None if they are not."""
     retention: Retention | None = None
     """Erases stored content; None if none is stored."""
+    approvals: Approvals | None = None
+    """Requests for a second administrator; None unless `audit.two_person` is set."""
     files: TenantFiles | None = None
     """Tenants' files; None if files are not kept."""
     batches: Batches | None = None

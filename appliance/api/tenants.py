@@ -15,10 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.api.auth import AdminCaller
 from appliance.api.body import read_flag, read_line, read_members
+from appliance.api.scopes import require_scopes
 from appliance.api.services import Services
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.errors import ConfigurationError, InvalidRequestError, TenantsUnavailableError
-from appliance.tenancy import KEY_BYTES, Caller, Tenant, make_key
+from appliance.tenancy import KEY_BYTES, AdminScope, ApiKey, Caller, Tenant, make_key
 from appliance.tenancy.edits import (
     add_key,
     change_tenant,
@@ -28,7 +29,7 @@ from appliance.tenancy.edits import (
     revoke_key,
     rotate_key,
 )
-from appliance.tenancy.file import describe_key, encode_policy, parse_models
+from appliance.tenancy.file import describe_key, encode_policy, parse_models, parse_scopes
 from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import find_key, find_tenant
 
@@ -82,18 +83,20 @@ async def delete(request: Request, name: str, caller: AdminCaller) -> Response:
 @router.post("/tenants/{name}/keys")
 async def make(request: Request, name: str, caller: AdminCaller) -> Response:
     """Create a key; only this answer has it."""
-    members = await read_members(request, "models", "expires_at", "admin")
+    members = await read_members(request, "models", "expires_at", "admin", "scopes")
     admin, models, now = read_flag(members, "admin"), members.get("models"), int(_now(request))
     try:
         text, key = make_key(
             secrets.token_bytes(KEY_BYTES),
             admin=admin,
+            scopes=parse_scopes("the key", members.get("scopes"), admin=admin),
             models=None if models is None else parse_models("the key", models),
             created_at=now,
             expires_at=_expiry(members),
         )
     except ConfigurationError as error:
         raise InvalidRequestError(f"{error}.") from error
+    _require_scopes_of(key, caller)
     return await _apply_key(request, caller, text, key.key_id, lambda tenants: add_key(tenants, name, key))
 
 
@@ -106,13 +109,13 @@ async def rotate(request: Request, key_id: str, caller: AdminCaller) -> Response
         message = f"`overlap_seconds` must be a whole number from 0 to {MAX_OVERLAP_SECONDS}."
         raise InvalidRequestError(message, param="overlap_seconds")
     text, key = make_key(secrets.token_bytes(KEY_BYTES), created_at=now, expires_at=_expiry(members))
-    return await _apply_key(
-        request,
-        caller,
-        text,
-        key.key_id,
-        lambda tenants: rotate_key(tenants, key_id, key, now=now, overlap_seconds=overlap),
-    )
+
+    def edit(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+        # The caller gets the successor, with the permissions of the key.
+        _require_scopes_of(find_key(tenants, key_id)[1], caller)
+        return rotate_key(tenants, key_id, key, now=now, overlap_seconds=overlap)
+
+    return await _apply_key(request, caller, text, key.key_id, edit)
 
 
 @router.post("/keys/{key_id}/revoke")
@@ -125,6 +128,11 @@ async def revoke(request: Request, key_id: str, caller: AdminCaller) -> Response
         lambda tenants: revoke_key(tenants, key_id, now=int(now)), actor=caller.key.key_id, reason=reason
     )
     return _answer(_shown_key(roster.tenants, key_id, now))
+
+
+def _require_scopes_of(key: ApiKey, caller: Caller) -> None:
+    """Raises MissingScopeError if the caller would get a key that may do more than its own."""
+    require_scopes(caller.key, *(scope for scope in AdminScope if key.has_scope(scope)))
 
 
 async def _apply(request: Request, caller: Caller, name: str, edit: Edit, status: int = 200) -> Response:

@@ -23,8 +23,10 @@ from appliance.api.services import Services
 from appliance.app.announcer import Announcer
 from appliance.app.opened import WALL_CLOCK, GatewayOpener, OpenedParts, new_request_id
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
+from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.verification import LogVerification
+from appliance.control.approvals import Approvals, SqlApprovalStore
 from appliance.control.changes import ChangeLog
 from appliance.control.egress_checks import EgressWatch
 from appliance.control.loop import ControlLoop, ControlParts
@@ -132,6 +134,7 @@ class GatewayRole(GatewayOpener):
                     registrar=registrar,
                     tenants_warning=lambda: watch.warning,
                     retention=opened.content.retention,
+                    approvals=self._make_approvals(opened, tenants),
                     files=work.files,
                     batches=work.batches,
                     console=console,
@@ -162,6 +165,18 @@ class GatewayRole(GatewayOpener):
         # Shown before anything else can fail: the next start makes no others.
         self.announcer.show_keys(self.installation, shown)
         return registrar, shown
+
+    def _make_approvals(self, opened: OpenedParts, tenants: TenantDirectory) -> Approvals | None:
+        if not self.settings.audit.two_person:
+            return None
+        return Approvals(
+            store=SqlApprovalStore(opened.database),
+            log=opened.audit.log,
+            entries=SqlPayloadStore(opened.database).entries,
+            tenants=tenants,
+            retention_days=self.settings.audit.payload_retention_days,
+            clock=WALL_CLOCK,
+        )
 
     def _make_gateway(self, opened: OpenedParts, attribution: Attribution) -> Gateway:
         settings = self.settings

@@ -48,6 +48,8 @@ class EntryType(StrEnum):
     ERASURE = "erasure"
     HOLD_PLACED = "hold.placed"
     HOLD_RELEASED = "hold.released"
+    APPROVAL_REQUESTED = "approval.requested"
+    APPROVAL_CLOSED = "approval.closed"
     EGRESS_ATTESTED = "egress.attested"
     BUNDLE_INSTALLED = "bundle.installed"
     SIGNER_ROTATED = "signer.rotated"
@@ -143,6 +145,7 @@ _CLIENT = _text("client", "class of the client's address", "loopback", "private"
 _STATUS = _count("status", "HTTP status that the client got, or would have got")
 _EXIT_CODE = _count("exit_code", "exit status of the process; minus the number of the signal that ended it")
 _REASON = _text("reason", "why, in the operator's words, at most 200 characters")
+_APPROVED_BY = _text("approved_by", "second administrator, under the two-person rule (`audit.two_person`)")
 _PAYLOAD_LIMITS = (
     _count("payload_bytes", "bytes of the answer that the commitment is to"),
     _flag("payload_truncated", "whether the answer was longer, and only its beginning was kept"),
@@ -475,6 +478,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _KEY_ID,
             _flag("admin", "whether it is for the admin API"),
             _ACTOR,
+            *_maybe(_list("scopes", "what an admin key may do; missing: everything")),
         ),
         EntryType.KEY_REVOKED: _schema(
             "The key is invalid from now on; a later request with it would be a finding.",
@@ -549,6 +553,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _list("requests", "requests whose content was erased, if few"),
                 _text("before", "otherwise all content of the tenant's requests from before this `time`"),
                 _list("keys", "ids of the tenant's keys that were destroyed, if few"),
+                _APPROVED_BY,
             ),
         ),
         EntryType.HOLD_PLACED: _schema(
@@ -558,7 +563,37 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _ACTOR,
         ),
         EntryType.HOLD_RELEASED: _schema(
-            "Ends a legal hold; the tenant's content can be erased again.", _TENANT, _REASON, _ACTOR
+            "Ends a legal hold; the tenant's content can be erased again.",
+            _TENANT,
+            _REASON,
+            _ACTOR,
+            *_maybe(_APPROVED_BY),
+        ),
+        EntryType.APPROVAL_REQUESTED: _schema(
+            "An administrator requested what a second one has to approve; its `id` names the request.",
+            _text(
+                "operation",
+                "erase content of a tenant, prune content of all tenants, or release a legal hold",
+                *("erase", "prune", "release"),
+            ),
+            _ACTOR,
+            *_maybe(
+                _TENANT,
+                _list("requests", "requests whose content is to be erased; missing: not by name"),
+                _text(
+                    "before",
+                    "content from before this `time`; missing without `requests`: all of the tenant's",
+                ),
+                _text("legal_basis", "the duty or request that an erasure fulfils"),
+                _REASON,
+            ),
+        ),
+        EntryType.APPROVAL_CLOSED: _schema(
+            "A request was approved or withdrawn, by whom.  Written before it is carried out, and again if "
+            "that failed and it was approved again.",
+            _text("approval", "`id` of the `approval.requested` entry"),
+            _text("outcome", "what was decided", "approved", "withdrawn"),
+            _ACTOR,
         ),
         EntryType.EGRESS_ATTESTED: _schema(
             "A gateway tried to reach the outside: the evidence for sovereignty.  Each gateway attests for "

@@ -12,8 +12,9 @@ from appliance.cli.register import change_roster, parse_expiry, parse_names, rea
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate
 from appliance.infra.files import write_private
-from appliance.tenancy import KEY_BYTES, KEY_FORMAT, ApiKey, Tenant, make_key
+from appliance.tenancy import KEY_BYTES, KEY_FORMAT, AdminScope, ApiKey, Tenant, make_key
 from appliance.tenancy.edits import add_key, revoke_key, rotate_key
+from appliance.tenancy.file import parse_scopes
 from appliance.tenancy.roster import find_tenant
 
 REASON_CHARACTERS = 200
@@ -35,6 +36,10 @@ def create(
     admin: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--admin", help="For the admin API only.")
     ] = False,
+    scope: Annotated[
+        list[AdminScope] | None,
+        typer.Option(help="What an admin key may do; repeatable; default: everything."),
+    ] = None,
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
@@ -43,6 +48,7 @@ def create(
     text, key = make_key(
         secrets.token_bytes(KEY_BYTES),
         admin=admin,
+        scopes=parse_scopes("--scope", scope or None, admin=admin),
         models=None if models is None else tuple(parse_names(models)),
         created_at=now,
         expires_at=parse_expiry(expires, now),
@@ -122,7 +128,7 @@ def show_state(key: ApiKey, now: float) -> str:
 
 def _permissions(tenant: Tenant, key: ApiKey) -> str:
     if key.admin:
-        return "admin"
+        return "admin" if key.scopes is None else f"admin: {', '.join(sorted(key.scopes))}"
     return ", ".join(tenant.models if key.models is None else key.models) or "no model"
 
 

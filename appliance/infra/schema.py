@@ -16,8 +16,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import first_line, open_database
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0005"
-KNOWN = ("0001", "0002", "0003", "0004", "0005")
+NEWEST = "0007"
+KNOWN = ("0001", "0002", "0003", "0004", "0005", "0007")
 UPGRADE_SECONDS = 600.0
 SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
@@ -40,6 +40,7 @@ _RIGHTS = {
     "tenants": "SELECT, INSERT, UPDATE, DELETE",
     "api_keys": "SELECT, INSERT, UPDATE, DELETE",
     "tenancy_generation": "SELECT, UPDATE",
+    "approvals": "SELECT, INSERT, DELETE",
     "limit_books": "SELECT, INSERT, UPDATE",
     "batch_files": "SELECT, INSERT, UPDATE, DELETE",
     "batches": "SELECT, INSERT, UPDATE, DELETE",

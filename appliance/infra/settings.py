@@ -68,6 +68,9 @@ SignatureAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
 
+ScopeName = Literal["read", "tenants", "workers", "retention", "drafts"]
+"""`AdminScope` of `appliance.tenancy.keys`, which imports this module."""
+
 
 def _known_zone(name: str) -> str:
     try:
@@ -214,6 +217,9 @@ class OidcSettings(Section):
     """Claim that grants access to the admin API; null: tokens do not grant it."""
     admin_values: tuple[str, ...] = ()
     """Values of that claim that grant access.  Such a token cannot call models, like an admin key."""
+    admin_scopes: dict[str, Annotated[tuple[ScopeName, ...], Field(min_length=1)]] = {}
+    """Scopes of each of these values, such as `{auditors: [read]}`; a value that is not listed has all scopes,
+    a token with several values those of all of them."""
     admin_tenant: str = "operator"
     """Tenant recorded for admin tokens."""
 
@@ -224,6 +230,8 @@ class OidcSettings(Section):
             raise ValueError(message)
         if (self.admin_claim is None) != (not self.admin_values):
             raise ValueError("admin_claim and admin_values come together: set both or neither")
+        if unknown := sorted(self.admin_scopes.keys() - set(self.admin_values)):
+            raise ValueError(f"admin_scopes: {unknown[0]} is not one of admin_values, which grant access")
         return self
 
 
@@ -531,6 +539,9 @@ class AuditSettings(Section):
     """Maximum content waiting to be stored, in bytes; a request that would exceed it gets 503."""
     payload_retention_days: Annotated[int, Field(ge=1)] | None = None
     """Default age at which `appliance audit prune` erases content; entries stay."""
+    two_person: bool = False
+    """Erasing kept content and releasing a legal hold wait for the approval of a second administrator, up to
+    a day; pruning by `payload_retention_days` does not.  Set it on every gateway."""
 
 
 def _as_word(value: object) -> object:

@@ -8,7 +8,7 @@ readiness show it.  Fails closed towards callers: unknown credentials are refuse
 from appliance.tenancy.allowances import Limits
 from appliance.tenancy.directory import Caller, TenantDirectory
 from appliance.tenancy.file import encode_tenants, parse_tenants
-from appliance.tenancy.keys import KEY_BYTES, KEY_FORMAT, ApiKey, digest_key, make_key
+from appliance.tenancy.keys import KEY_BYTES, KEY_FORMAT, AdminScope, ApiKey, digest_key, make_key
 from appliance.tenancy.tenant import (
     ANY_MODEL,
     NAME_FORMAT,
@@ -24,6 +24,7 @@ __all__ = [
     "KEY_BYTES",
     "KEY_FORMAT",
     "NAME_FORMAT",
+    "AdminScope",
     "ApiKey",
     "Caller",
     "ContentPolicy",

@@ -70,7 +70,12 @@ def rotate_key(
         expires_at = now + key.expires_at - (now if key.created_at is None else key.created_at)
     retired = replace(key, rotated_at=now, expires_at=_earliest(key.expires_at, now + overlap_seconds))
     taking_over = replace(
-        successor, admin=key.admin, models=key.models, replaces=key_id, expires_at=expires_at
+        successor,
+        admin=key.admin,
+        scopes=key.scopes,
+        models=key.models,
+        replaces=key_id,
+        expires_at=expires_at,
     )
     keys = tuple(retired if each is key else each for each in tenant.keys)
     return _with(tenants, tenant.with_keys((*keys, taking_over)))

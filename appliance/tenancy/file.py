@@ -12,7 +12,7 @@ import yaml
 
 from appliance.errors import ConfigurationError
 from appliance.tenancy.allowances import encode_limits, is_model, parse_limits
-from appliance.tenancy.keys import DIGEST_FORMAT, KEY_ID_FORMAT, ApiKey
+from appliance.tenancy.keys import DIGEST_FORMAT, KEY_ID_FORMAT, AdminScope, ApiKey
 from appliance.tenancy.moments import format_moment, parse_moment
 from appliance.tenancy.tenant import (
     ANY_MODEL,
@@ -29,7 +29,7 @@ POLICY = ("models", "speculation", "content", "priority", "may", "limits", "disa
 MOMENTS = ("created_at", "expires_at", "rotated_at", "revoked_at")
 MODELS_BYTES, PER_NAME_BYTES = 2048, 3
 """Maximum bytes of a list of models, including quotes and commas: one audit entry names them all."""
-_KEY = ("key_id", "digest", "admin", "models", "replaces", *MOMENTS)
+_KEY = ("key_id", "digest", "admin", "scopes", "models", "replaces", *MOMENTS)
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
@@ -120,6 +120,17 @@ def parse_models(where: str, models: object) -> tuple[str, ...]:
     return tuple(models)
 
 
+def parse_scopes(where: str, scopes: object, *, admin: bool) -> frozenset[AdminScope] | None:
+    """Scopes of a key; None, for all, is not the same as an empty list."""
+    if scopes is None:
+        return None
+    if not admin:
+        raise ConfigurationError(f"{where}: only an admin key has scopes")
+    if not isinstance(scopes, list) or not scopes:
+        raise ConfigurationError(f"{where}: scopes must be a list of {_named(AdminScope)}")
+    return frozenset(_parse_choice(where, "scopes", AdminScope, scope) for scope in scopes)
+
+
 def encode_key(key: ApiKey) -> dict[str, Any]:
     return {"key_id": key.key_id, "digest": key.digest, "admin": key.admin, **describe_key(key)}
 
@@ -127,6 +138,8 @@ def encode_key(key: ApiKey) -> dict[str, Any]:
 def describe_key(key: ApiKey) -> dict[str, Any]:
     """A key's other members, times as text, without empty members."""
     described: dict[str, Any] = {}
+    if key.scopes is not None:
+        described["scopes"] = sorted(map(str, key.scopes))
     if key.models is not None:
         described["models"] = list(key.models)
     if key.replaces is not None:
@@ -156,10 +169,12 @@ def _parse_key(name: object, body: Mapping[str, Any]) -> ApiKey:
     if replaces is not None and not KEY_ID_FORMAT.fullmatch(str(replaces)):
         raise ConfigurationError(f"{where}: replaces must be the id of the key it replaces")
     models = body.get("models")
+    admin = _parse_flag(where, "admin", body.get("admin", False))
     return ApiKey(
         key_id=key_id,
         digest=digest,
-        admin=_parse_flag(where, "admin", body.get("admin", False)),
+        admin=admin,
+        scopes=parse_scopes(where, body.get("scopes"), admin=admin),
         models=None if models is None else parse_models(where, models),
         replaces=None if replaces is None else str(replaces),
         **{

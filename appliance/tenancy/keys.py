@@ -8,12 +8,28 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 KEY_BYTES = 37
 """Random bytes that `make_key` takes: 5 for the id, 32 for the secret."""
 KEY_FORMAT = re.compile(r"^sk-(?P<key_id>[a-z2-7]{8})-(?P<secret>[A-Za-z0-9_-]{43})$")
 KEY_ID_FORMAT = re.compile(r"[a-z2-7]{8}")
 DIGEST_FORMAT = re.compile(r"[0-9a-f]{64}")
+
+
+class AdminScope(StrEnum):
+    """A part of the admin API; `appliance.api.scopes` says which route belongs to which."""
+
+    READ = "read"
+    """Show the state of everything, and log in to the console."""
+    TENANTS = "tenants"
+    """Change tenants and keys."""
+    WORKERS = "workers"
+    """Control workers and speculation, and check egress."""
+    RETENTION = "retention"
+    """Erase kept content, and place and release legal holds."""
+    DRAFTS = "drafts"
+    """Promote and roll back drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +40,8 @@ class ApiKey:
     digest: str
     admin: bool = False
     """Whether it is for the admin API; such a key cannot call models."""
+    scopes: frozenset[AdminScope] | None = None
+    """Parts of the admin API that an admin key may use; None for all of them."""
     models: tuple[str, ...] | None = None
     """Models of its tenant that it may use; None for all of them."""
     created_at: int | None = None
@@ -40,6 +58,9 @@ class ApiKey:
         """Whether it is valid at this Unix time."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
+    def has_scope(self, scope: AdminScope) -> bool:
+        return self.admin and (self.scopes is None or scope in self.scopes)
+
     def may_use(self, model: str) -> bool:
         """Whether the key allows `model`; its tenant has to allow it too."""
         return self.models is None or model in self.models
@@ -49,6 +70,7 @@ def make_key(
     random_bytes: bytes,
     *,
     admin: bool = False,
+    scopes: frozenset[AdminScope] | None = None,
     models: tuple[str, ...] | None = None,
     created_at: int | None = None,
     expires_at: int | None = None,
@@ -61,6 +83,7 @@ def make_key(
         key_id=key_id,
         digest=digest_key(key),
         admin=admin,
+        scopes=scopes,
         models=models,
         created_at=created_at,
         expires_at=expires_at,

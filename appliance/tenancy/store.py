@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
 from appliance.infra.database import SqlStore, first_line
 from appliance.tenancy.file import encode_policy, parse_policy
-from appliance.tenancy.keys import ApiKey
+from appliance.tenancy.keys import AdminScope, ApiKey
 from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 from appliance.tenancy.tenant import Tenant
@@ -122,11 +122,21 @@ def _decode_tenant(row: Row[Any], keys: list[ApiKey]) -> Tenant:
 def _encode_key(tenant: str, key: ApiKey) -> dict[str, Any]:
     columns = [column.name for column in api_keys.columns if column.name != "tenant"]
     row = {name: getattr(key, name) for name in columns}
-    return {"tenant": tenant, **row, "models": None if key.models is None else json.dumps(key.models)}
+    return {
+        "tenant": tenant,
+        **row,
+        "models": None if key.models is None else json.dumps(key.models),
+        "scopes": None if key.scopes is None else json.dumps(sorted(key.scopes)),
+    }
 
 
 def _decode_key(row: Row[Any]) -> ApiKey:
     values = dict(row._mapping)  # noqa: SLF001 - as above
     del values["tenant"]
-    models = values.pop("models")
-    return ApiKey(models=None if models is None else tuple(json.loads(models)), **values)
+    models, scopes = values.pop("models"), values.pop("scopes")
+    return ApiKey(
+        models=None if models is None else tuple(json.loads(models)),
+        # NULL is every scope, as of keys from before there were scopes.
+        scopes=None if scopes is None else frozenset(map(AdminScope, json.loads(scopes))),
+        **values,
+    )

@@ -34,6 +34,7 @@ api_keys = Table(
     Column("expires_at", BigInteger),
     Column("rotated_at", BigInteger),
     Column("revoked_at", BigInteger),
+    Column("scopes", Text),
 )
 
 # One row, incremented by every change, so that gateways poll only it; each change compares it first, so

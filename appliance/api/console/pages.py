@@ -22,9 +22,16 @@ from appliance.api.console import views
 from appliance.api.console.console import Console
 from appliance.api.console.headers import PREFIX
 from appliance.api.console.sessions import ConsoleSession
+from appliance.api.scopes import require_scopes
 from appliance.api.services import Services
-from appliance.errors import ApplianceError, ControlRefusedError, InvalidApiKeyError, RouteNotFoundError
-from appliance.tenancy import Caller
+from appliance.errors import (
+    ApplianceError,
+    ControlRefusedError,
+    InvalidApiKeyError,
+    MissingScopeError,
+    RouteNotFoundError,
+)
+from appliance.tenancy import AdminScope, Caller
 
 COOKIE = "appliance_console"
 LOGIN = f"{PREFIX}/login"
@@ -52,11 +59,13 @@ Handler = Callable[[Request, Services, Console, Operator], Awaitable[Response]]
 
 
 class ForOperators:
-    """A route for logged-in operators; forms must carry the token of their session."""
+    """A route for logged-in operators with a scope; forms must carry the token of their session."""
 
-    def __init__(self, handler: Handler, *, is_live: bool = False) -> None:
+    def __init__(
+        self, handler: Handler, *, scope: AdminScope | None = AdminScope.READ, is_live: bool = False
+    ) -> None:
         """Wrap a handler; `is_live` if pages request it by themselves, which does not count as use."""
-        self._handler, self._is_live = handler, is_live
+        self._handler, self._scope, self._is_live = handler, scope, is_live
 
     async def __call__(self, request: Request) -> Response:
         services, console = _parts(request)
@@ -73,9 +82,12 @@ class ForOperators:
                 message = (
                     "This form did not come from a page of this session. Go back, reload, and try again."
                 )
-                return _page(
-                    console, "refused", code=HTTPStatus.FORBIDDEN, operator=operator, problem=message
-                )
+                return _refused(console, operator, message)
+        try:
+            if self._scope is not None:
+                require_scopes(operator.caller.key, self._scope)
+        except MissingScopeError as error:
+            return _refused(console, operator, str(error))
         return await self._handler(request, services, console, operator)
 
 
@@ -215,6 +227,10 @@ def _page(console: Console, name: str, *, code: int = 200, **values: object) -> 
     return HTMLResponse(console.templates.get_template(f"{name}.html").render(**given), status_code=code)
 
 
+def _refused(console: Console, operator: Operator, problem: str) -> Response:
+    return _page(console, "refused", code=HTTPStatus.FORBIDDEN, operator=operator, problem=problem)
+
+
 def _view(name: str, services: Services, console: Console) -> dict[str, Any]:
     if name == "overview":
         return views.overview(services, console)
@@ -263,9 +279,13 @@ def _is_encrypted(request: Request, console: Console) -> bool:
 router.routes += [
     Route(LOGIN, show_login, methods=["GET"]),
     Route(LOGIN, log_in, methods=["POST"]),
-    Route(f"{PREFIX}/logout", ForOperators(log_out).__call__, methods=["POST"]),
+    Route(f"{PREFIX}/logout", ForOperators(log_out, scope=None).__call__, methods=["POST"]),
     Route(f"{PREFIX}/audit/verify", ForOperators(verify).__call__, methods=["POST"]),
-    Route(f"{PREFIX}/egress/check", ForOperators(check_egress).__call__, methods=["POST"]),
+    Route(
+        f"{PREFIX}/egress/check",
+        ForOperators(check_egress, scope=AdminScope.WORKERS).__call__,
+        methods=["POST"],
+    ),
     Route(f"{PREFIX}/static/{{name}}", show_static, methods=["GET"]),
     Route(PREFIX, ForOperators(show("overview")).__call__, methods=["GET"]),
     *(Route(f"{PREFIX}/{name}", ForOperators(show(name)).__call__, methods=["GET"]) for name in PAGES[1:]),

@@ -59,6 +59,8 @@ class Erasure:
     before_ms: int | None
     """Milliseconds since the epoch; None without requests: everything until now, keys included."""
     basis: str
+    approved_by: str | None = None
+    """Second administrator, if one was needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,7 @@ class Retention:
         async with self._turn:
             return await self._erase(wanted, actor)
 
-    async def prune(self, before_ms: int, *, actor: str) -> list[Erased]:
+    async def prune(self, before_ms: int, *, actor: str, approved_by: str | None = None) -> list[Erased]:
         """Erase everything from before a time, except for tenants under a hold."""
         async with self._turn:
             held = await self._in_turn(self._keeper.store.holds)
@@ -169,7 +171,13 @@ class Retention:
             erased = []
             for tenant in tenants:
                 if tenant not in held:
-                    wanted = Erasure(tenant=tenant, requests=(), before_ms=before_ms, basis=PRUNED)
+                    wanted = Erasure(
+                        tenant=tenant,
+                        requests=(),
+                        before_ms=before_ms,
+                        basis=PRUNED,
+                        approved_by=approved_by,
+                    )
                     erased.append(await self._erase(wanted, actor))
             return erased
 
@@ -182,12 +190,16 @@ class Retention:
             entry = await self._log.append(EntryType.HOLD_PLACED, tenant=tenant, reason=reason, actor=actor)
             return entry.index
 
-    async def release_hold(self, tenant: str, reason: str, *, actor: str) -> int:
+    async def release_hold(
+        self, tenant: str, reason: str, *, actor: str, approved_by: str | None = None
+    ) -> int:
         """End a hold; returns the index of the entry.  Raises ControlRefusedError if there is none."""
         async with self._turn:
             if tenant not in await self._in_turn(self._keeper.store.holds):
                 raise ControlRefusedError(f"there is no legal hold on {tenant}")
-            entry = await self._log.append(EntryType.HOLD_RELEASED, tenant=tenant, reason=reason, actor=actor)
+            entry = await self._log.append(
+                EntryType.HOLD_RELEASED, tenant=tenant, reason=reason, actor=actor, approved_by=approved_by
+            )
             return entry.index
 
     async def _in_turn(self, call: Callable[[], T]) -> T:
@@ -323,7 +335,12 @@ def _entries(
     selection: Selection, wanted: Erasure, found: Found, doomed: Sequence[KeyName], actor: str
 ) -> list[dict[str, JSON | None]]:
     """Fields of the `erasure` entries: one, or several for many named requests."""
-    about: dict[str, JSON | None] = {"tenant": wanted.tenant, "legal_basis": wanted.basis, "actor": actor}
+    about: dict[str, JSON | None] = {
+        "tenant": wanted.tenant,
+        "legal_basis": wanted.basis,
+        "actor": actor,
+        "approved_by": wanted.approved_by,
+    }
     key_ids = tuple(name.key_id for name in doomed)
     if not wanted.requests:
         about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS else None

@@ -54,7 +54,8 @@ def _of_keys(
                 EntryType.KEY_ROTATED, tenant=tenant, key_id=key_id, previous_key_id=str(key.replaces)
             )
         elif was is None:
-            yield _change(EntryType.KEY_CREATED, tenant=tenant, key_id=key_id, admin=key.admin)
+            scopes = {} if key.scopes is None else {"scopes": sorted(map(str, key.scopes))}
+            yield _change(EntryType.KEY_CREATED, tenant=tenant, key_id=key_id, admin=key.admin, **scopes)
         elif changed := _changed(was, key, ignored={"rotated_at", "expires_at"} if key_id in rotated else ()):
             yield _change(EntryType.TENANT_CHANGED, tenant=tenant, changes=changed)
         if key.revoked_at is not None and (was is None or was.revoked_at is None):

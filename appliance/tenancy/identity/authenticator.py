@@ -59,7 +59,8 @@ class Authenticator:
         tenant = self._directory.tenant(bearer.tenant)
         if tenant is None:
             raise RefusedCallerError(RefusalReason.TOKEN_TENANT)
-        return Caller(tenant=tenant, key=ApiKey(key_id=bearer.key_id, digest="", admin=bearer.is_admin))
+        key = ApiKey(key_id=bearer.key_id, digest="", admin=bearer.is_admin, scopes=bearer.scopes)
+        return Caller(tenant=tenant, key=key)
 
     def _by_certificate(self, certificate: ClientCertificate) -> Caller:
         name, known_by = find_tenant(certificate, self._tls.client_tenants)

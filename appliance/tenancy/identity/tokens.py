@@ -17,6 +17,7 @@ import jwt
 from appliance.infra.settings import OidcSettings
 from appliance.tenancy.identity.jwks import KeySet
 from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
+from appliance.tenancy.keys import AdminScope
 
 MAX_TOKEN_CHARACTERS = 16 * 2**10
 REQUIRED = ["exp", "iss", "aud", "sub"]
@@ -42,6 +43,8 @@ class Bearer:
     key_id: str
     """Identifies issuer and subject in the audit log: the same in all tokens of one subject."""
     is_admin: bool
+    scopes: frozenset[AdminScope] | None = None
+    """Of an admin; None for all of them."""
     valid_until: float
     """Unix time after which it is refused."""
 
@@ -75,11 +78,12 @@ def verify_token(token: str, keys: KeySet, settings: OidcSettings) -> Bearer:
 def read_claims(claims: Mapping[str, Any], settings: OidcSettings) -> Bearer:
     """The tenant and subject of verified claims; raises RefusedCallerError."""
     admin = _words(claims.get(settings.admin_claim)) if settings.admin_claim is not None else set()
-    is_admin = not admin.isdisjoint(settings.admin_values)
+    granted = admin.intersection(settings.admin_values)
     return Bearer(
-        tenant=settings.admin_tenant if is_admin else _tenant_of(claims, settings),
+        tenant=settings.admin_tenant if granted else _tenant_of(claims, settings),
         key_id=subject_id("jwt", claims["iss"], claims["sub"]),
-        is_admin=is_admin,
+        is_admin=bool(granted),
+        scopes=_scopes_of(granted, settings),
         valid_until=int(claims["exp"]) + settings.leeway_seconds,
     )
 
@@ -97,6 +101,12 @@ def _tenant_of(claims: Mapping[str, Any], settings: OidcSettings) -> str:
     if len(named) != 1:
         raise RefusedCallerError(RefusalReason.TOKEN_TENANT)
     return named.pop()
+
+
+def _scopes_of(granted: set[str], settings: OidcSettings) -> frozenset[AdminScope] | None:
+    if not granted <= settings.admin_scopes.keys():
+        return None
+    return frozenset(AdminScope(scope) for value in granted for scope in settings.admin_scopes[value])
 
 
 def _words(claim: object) -> set[str]:
