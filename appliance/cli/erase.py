@@ -1,5 +1,5 @@
 """
-`appliance audit erase | prune | hold | release | holds | open | check`: stored content.
+`appliance audit erase | prune | hold | release | holds | approve | withdraw | open | check`: stored content.
 
 A running gateway erases, because only the gateway knows which content is being sealed at that moment; the
 commands send it a request.  `open` and `check` read the database and the keys of this machine themselves,
@@ -15,6 +15,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -53,6 +54,9 @@ TenantOption = Annotated[str, typer.Option("--tenant", help="Name of the tenant.
 BeforeOption = Annotated[
     str | None, typer.Option(help="Only requests before this time (RFC 3339) or date (UTC).")
 ]
+ApprovalArgument = Annotated[
+    str, typer.Argument(help="Id of the request; `appliance audit approvals` shows it.")
+]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason; recorded in the audit log.")]
 
 
@@ -76,7 +80,7 @@ def erase(
         body["requests"] = request
     if before:
         body["before"] = before
-    _show_erased(_ask(settings, url, "POST", "audit/erasures", body))
+    _show_done("erase", _ask(settings, url, "POST", "audit/erasures", body))
 
 
 def prune(
@@ -93,11 +97,7 @@ def prune(
             raise ConfigurationError("pass --before TIME, or set audit.payload_retention_days")
         now_ms = int(wall_clock() * 1000)
         before = format_time(now_ms - days * DAY_MS)
-    erased = _ask(settings, url, "POST", "audit/prunes", {"before": before})["erased"]
-    for each in erased:
-        _show_erased(each)
-    if not erased:
-        typer.echo(f"there is no content from before {before} that may be erased")
+    _show_done("prune", _ask(settings, url, "POST", "audit/prunes", {"before": before}))
 
 
 def hold(
@@ -122,14 +122,35 @@ def release(
 ) -> None:
     """Release a legal hold."""
     body = {"tenant": tenant, "reason": reason}
-    index = _ask(settings_from(config, data), url, "POST", "audit/holds/releases", body)["index"]
-    typer.echo(f"{tenant} is no longer under a legal hold (entry {index})")
+    _show_done("release", _ask(settings_from(config, data), url, "POST", "audit/holds/releases", body))
 
 
 def holds(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
     """List the tenants under a legal hold."""
     for tenant, reason in _ask(settings_from(config, data), url, "GET", "audit/holds")["holds"].items():
         typer.echo(f"{tenant}\t{reason}")
+
+
+def approvals(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
+    """List what waits for the approval of a second administrator (`audit.two_person`)."""
+    for pending in _ask(settings_from(config, data), url, "GET", "audit/approvals")["approvals"]:
+        typer.echo("\t".join(f"{name}={value}" for name, value in pending.items()))
+
+
+def approve(
+    approval: ApprovalArgument, url: UrlOption = None, config: ConfigOption = None, data: DataOption = None
+) -> None:
+    """Approve what another administrator has requested, and carry it out."""
+    done = _ask(settings_from(config, data), url, "POST", f"audit/approvals/{quote(approval, safe='')}")
+    _show_done(done["operation"], done)
+
+
+def withdraw(
+    approval: ApprovalArgument, url: UrlOption = None, config: ConfigOption = None, data: DataOption = None
+) -> None:
+    """Withdraw a request that waits for approval."""
+    _ask(settings_from(config, data), url, "DELETE", f"audit/approvals/{quote(approval, safe='')}")
+    typer.echo(f"{approval} is withdrawn")
 
 
 def open_content(
@@ -220,6 +241,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "hold": hold,
     "release": release,
     "holds": holds,
+    "approvals": approvals,
+    "approve": approve,
+    "withdraw": withdraw,
     "open": open_content,
     "check": check,
 }
@@ -257,6 +281,22 @@ def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
         message = f"the key {key_id} is not in {directory}: it was destroyed, or is on another machine"
         raise ConfigurationError(message)
     return keys.read(name).key
+
+
+def _show_done(operation: str, answer: dict[str, Any]) -> None:
+    """Show the result, or that it waits for a second administrator."""
+    if approval := answer.get("approval"):
+        typer.echo(f"nothing is done yet: another administrator has until {answer['expires_at']} to run")
+        typer.echo(f"  appliance audit approve {approval}")
+    elif operation == "erase":
+        _show_erased(answer)
+    elif operation == "release":
+        typer.echo(f"{answer['tenant']} is no longer under a legal hold (entry {answer['index']})")
+    else:
+        for each in answer["erased"]:
+            _show_erased(each)
+        if not answer["erased"]:
+            typer.echo("there is no content from before this time that may be erased")
 
 
 def _show_erased(erased: dict[str, Any]) -> None:

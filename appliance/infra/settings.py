@@ -218,8 +218,8 @@ class OidcSettings(Section):
     admin_values: tuple[str, ...] = ()
     """Values of that claim that grant access.  Such a token cannot call models, like an admin key."""
     admin_scopes: dict[str, Annotated[tuple[ScopeName, ...], Field(min_length=1)]] = {}
-    """Scopes of each of these values, such as `{auditors: [read]}`; a value that is not listed has all scopes,
-    a token with several values those of all of them."""
+    """Scopes of each of these values, such as `{auditors: [read]}`; without an entry here, a value has all
+    scopes.  A token with several values has the scopes of all of them."""
     admin_tenant: str = "operator"
     """Tenant recorded for admin tokens."""
 

@@ -14,7 +14,7 @@ from appliance.audit import tables
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange
 from appliance.audit.store import Head
-from appliance.control import override
+from appliance.control import approvals, override
 from appliance.errors import AuditUnavailableError
 from appliance.gateway.batch import tables as batch
 from appliance.gateway.cost import store as cost
@@ -56,7 +56,7 @@ def _everything():
     together = MetaData()
     ours = (tables, tenancy, limits, batch, cost)
     declared = [table for each in ours for table in each.metadata.sorted_tables]
-    for table in (*declared, lease._lease, override._overrides, schema._schema):
+    for table in (*declared, lease._lease, override._overrides, approvals._approvals, schema._schema):
         table.to_metadata(together)
     return together
 

@@ -1,9 +1,12 @@
 """State that gateways share besides the log: who controls the workers, and the overrides of operators."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
+from appliance.control.approvals import SqlApprovalStore
 from appliance.control.override import Override, SqlOverrideStore
 from appliance.infra.lease import SqlLease
 from appliance.speculation.values import SpeculationMode
@@ -46,6 +49,24 @@ async def test_one_of_several_holds_the_lease_and_the_next_one_has_a_larger_numb
     assert third.epoch > other.epoch
     assert not await other.hold()
     assert [lease.failure for lease in (leader, other, third)] == [None] * 3
+
+
+def test_an_approval_is_taken_once_by_whichever_gateway_asks_first(url, open_store):
+    """It outlives the gateway that made it, and not its end."""
+    open_store(url)
+    with closing(SqlApprovalStore(url)) as first:
+        first.add("gone", int(NOW), NOW - 1)
+        first.add("a", int(NOW) + 10, NOW)
+        first.add("b", int(NOW) + 20, NOW)
+    stores = [SqlApprovalStore(url) for _ in range(4)]
+    assert stores[0].pending(NOW) == {"a": int(NOW) + 10, "b": int(NOW) + 20}
+    with ThreadPoolExecutor(len(stores)) as threads:
+        taken = list(threads.map(lambda store: store.take("a", NOW), stores))
+    assert sorted(taken) == [False, False, False, True]
+    assert not stores[0].take("b", NOW + 20)
+    assert stores[0].pending(NOW + 20) == {}
+    for store in stores:
+        store.close()
 
 
 async def test_an_override_is_visible_to_every_gateway_until_it_is_removed(url, open_store):

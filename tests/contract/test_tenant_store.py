@@ -13,12 +13,12 @@ from appliance.audit.store import Head
 from appliance.errors import TenantConflictError, TenantsUnavailableError
 from appliance.infra import schema
 from appliance.infra.schema import grants
-from appliance.tenancy import Tenant, encode_tenants, parse_tenants
-from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key
+from appliance.tenancy import AdminScope, Tenant, encode_tenants, parse_tenants
+from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key, rotate_key
 from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import SqlTenantStore
 from tests.grower import Grower
-from tests.unit.tenancy.states import ADMIN, STORED, TENANTS
+from tests.unit.tenancy.states import ADMIN, OTHER, STORED, TENANTS
 
 ACME = Tenant(name="acme", keys=(STORED,))
 
@@ -131,6 +131,42 @@ def test_a_log_from_before_tenants_gets_their_tables(kind, request, open_store, 
     schema.upgrade_database(url)
     assert open_store(url).head() == Head.of(grower.tree)
     assert open_tenants(url).read() == Roster()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_an_admin_key_from_before_scopes_has_all_of_them(
+    kind, request, open_store, open_tenants, monkeypatch
+):
+    """Also after a rotation."""
+    if kind == "sqlite":
+        url = request.getfixturevalue("sqlite_url")
+    else:
+        url = request.getfixturevalue("postgres").new_database()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "NEWEST", "0005")
+        schema.upgrade_database(url)
+    request.getfixturevalue("execute")(
+        url, "INSERT INTO tenants VALUES ('operator', '[]', 'auto', 'none', 'standard', '[]', '{}', false)"
+    )
+    request.getfixturevalue("execute")(
+        url,
+        "INSERT INTO api_keys (key_id, tenant, digest, admin)"
+        f" VALUES ('{ADMIN.key_id}', 'operator', '{ADMIN.digest}', true)",
+    )
+    schema.upgrade_database(url)
+    store = open_tenants(url)
+    before = store.read()
+    store.write(before, rotate_key(before.tenants, ADMIN.key_id, OTHER, now=5, overlap_seconds=5))
+    (operator,) = store.read().tenants
+    assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 10
+
+
+@pytest.mark.parametrize("scopes", ["nonsense", '["all"]', '"read"', "5"])
+def test_scopes_that_cannot_be_read_are_an_error_and_never_all_of_them(store, url, execute, scopes):
+    store.write(store.read(), (Tenant(name="operator", keys=(ADMIN,)),))
+    execute(url, f"UPDATE api_keys SET scopes = '{scopes}'")
+    with pytest.raises(TenantsUnavailableError, match="cannot be understood"):
+        store.read()
 
 
 def test_the_role_of_gateways_may_change_tenants(postgres, postgres_url, open_tenants, execute):

@@ -7,15 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
+from starlette.routing import Route
 
+from appliance.api import admin, scopes
 from appliance.api.auth import admin_caller, tenant_caller
-from appliance.errors import InvalidApiKeyError
+from appliance.api.scopes import ADMIN, SCOPES
+from appliance.app.http_app import ROUTERS
+from appliance.errors import InvalidApiKeyError, MissingScopeError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings, TlsSettings
-from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy import AdminScope, Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
 
@@ -45,11 +50,16 @@ def services(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
 
-def request(services: Any, key: str | None, **scope: Any) -> Request:
+STATUS = "/admin/v1/status"
+
+
+def request(services: Any, key: str | None, path: str = STATUS, **scope: Any) -> Request:
+    """A request that was routed to `path`."""
     headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
     app = SimpleNamespace(state=SimpleNamespace(services=services))
     state = {"request_id": "the id"}
-    return Request({"type": "http", "headers": headers, "app": app, "state": state, **scope})
+    routed = {"method": scope.pop("method", "GET"), "route": SimpleNamespace(path=path)}
+    return Request({"type": "http", "headers": headers, "app": app, "state": state, **routed, **scope})
 
 
 async def test_each_kind_of_key_opens_its_own_routes(services):
@@ -81,3 +91,34 @@ async def test_a_refusal_is_counted_and_logged_without_the_credential(services, 
     assert written.count('"request_id": "the id"') == 3
     assert KEY[3:20] not in written
     assert "eyJ" not in written
+
+
+async def test_an_admin_key_with_scopes_opens_only_their_routes(services):
+    key, stored = make_key(RANDOM.randbytes(37), admin=True, scopes=frozenset({AdminScope.READ}))
+    services.identity = Authenticator(TenantDirectory((Tenant(name="auditor", keys=(stored,)),)))
+    assert (await admin_caller(request(services, key))).key.key_id == stored.key_id
+    with pytest.raises(MissingScopeError, match="lacks the scope `retention`"):
+        await admin_caller(request(services, key, "/admin/v1/audit/erasures", method="POST"))
+
+
+async def test_a_route_without_a_scope_is_open_to_nobody(services):
+    """Not even to a key with every scope."""
+    with pytest.raises(KeyError):
+        await admin_caller(request(services, ADMIN_KEY, "/admin/v1/forgotten"))
+
+
+def test_every_route_of_the_admin_api_has_one_scope():
+    app = FastAPI(openapi_url=None)
+    for router in ROUTERS:
+        app.include_router(router)
+    routes = [route for route in app.routes if isinstance(route, Route) and route.path.startswith(ADMIN)]
+    assert len(routes) > 20
+    assert sorted(SCOPES) == sorted(f"{method} {route.path}" for route in routes for method in route.methods)
+    assert sum(map(len, scopes._ROUTES.values())) == len(SCOPES)
+
+
+def test_every_route_below_the_admin_path_asks_for_an_admin():
+    """A route whose handler forgot the dependency would be open to everybody."""
+    for route in admin.router.routes:
+        dependencies = [each.call for each in route.dependant.dependencies]
+        assert dependencies == [admin_caller], route.path

@@ -35,7 +35,7 @@ from appliance.infra.settings import ApiSettings, AuditSettings, ConsoleSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.sovereignty.egress.egress_status import EgressStatus
-from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy import AdminScope, Tenant, TenantDirectory, make_key
 from appliance.tenancy.allowances import Limits
 from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import FakeControl, until
@@ -286,6 +286,32 @@ async def test_an_action_names_the_operator(site):
     assert (await site.client.post("/console/audit/verify", data={"csrf": csrf})).status_code == 303
     assert site.egress.actors == [f"console:{STORED_ADMIN_KEY.key_id}"]
     assert site.verification.started == 1
+
+
+async def test_a_key_of_scope_read_sees_every_page_and_changes_nothing(site):
+    key, stored = make_key(b"r" * 37, admin=True, scopes=frozenset({AdminScope.READ}))
+    site.tenants.replace((*site.tenants.tenants, Tenant(name="auditor", keys=(stored,))))
+    await site.log_in(key)
+    for path in (*PAGES, *LIVE):
+        assert (await site.client.get(f"/console{path}")).status_code == 200, path
+    assert "the scope <code>workers</code>" in (await site.client.get("/console/egress")).text
+    csrf = await site.csrf()
+    refused = await site.client.post("/console/egress/check", data={"csrf": csrf})
+    assert (refused.status_code, "lacks the scope `workers`" in refused.text) == (403, True)
+    assert site.egress.actors == []
+    assert (await site.client.post("/console/audit/verify", data={"csrf": csrf})).status_code == 303
+    assert (await site.client.post("/console/logout", data={"csrf": csrf})).status_code == 303
+
+
+async def test_a_key_without_the_scope_read_sees_no_page(site):
+    key, stored = make_key(b"w" * 37, admin=True, scopes=frozenset({AdminScope.WORKERS}))
+    site.tenants.replace((*site.tenants.tenants, Tenant(name="machine", keys=(stored,))))
+    await site.log_in(key)
+    for path in (*PAGES, *LIVE):
+        refused = await site.client.get(f"/console{path}")
+        assert (refused.status_code, "lacks the scope `read`" in refused.text) == (403, True)
+        assert HOSTILE not in refused.text
+        assert "&lt;script&gt;" not in refused.text
 
 
 async def test_a_session_ends_by_time_revocation_and_logout(site):

@@ -192,6 +192,41 @@ async def test_a_rotated_key_and_its_successor_overlap(admin: Admin):
     assert [entry["type"] for entry in admin.recorded] == ["key.rotated"]
 
 
+async def test_a_key_hands_on_only_scopes_that_it_has(admin: Admin):
+    """Neither by creating a key nor by rotating one, whose successor it would get."""
+    made = await admin.send("POST", "tenants/operator/keys", 201, admin=True, scopes=["tenants", "read"])
+    assert made["scopes"] == ["read", "tenants"]
+    assert admin.recorded[-1] == {
+        "type": "key.created",
+        "tenant": "operator",
+        "key_id": made["key_id"],
+        "admin": True,
+        "scopes": ["read", "tenants"],
+        "actor": ADMIN.key_id,
+    }
+    recorded, full = list(admin.recorded), admin.client.headers["authorization"]
+    admin.client.headers["authorization"] = f"Bearer {made['key']}"
+    for path, body in (
+        ("tenants/operator/keys", {"admin": True}),
+        ("tenants/operator/keys", {"admin": True, "scopes": ["read", "retention"]}),
+        (f"keys/{ADMIN.key_id}/rotate", {}),
+    ):
+        assert (await admin.send("POST", path, 403, **body))["code"] == "missing_scope"
+    assert admin.recorded == recorded
+    await admin.send("POST", "tenants/acme/keys", 201)
+    await admin.send("POST", "tenants/operator/keys", 201, admin=True, scopes=["read"])
+    rotated = await admin.send("POST", f"keys/{made['key_id']}/rotate", 201)
+    assert rotated["scopes"] == ["read", "tenants"]
+    admin.client.headers["authorization"] = full
+    shown = await admin.send("GET", "tenants/operator")
+    assert {key["key_id"]: key.get("scopes") for key in shown["keys"]} == {
+        ADMIN.key_id: None,
+        made["key_id"]: ["read", "tenants"],
+        rotated["key_id"]: ["read", "tenants"],
+        admin.recorded[-2]["key_id"]: ["read"],
+    }
+
+
 async def test_a_revoked_key_is_refused_once_the_answer_is_sent(admin: Admin):
     revoked = await admin.send("POST", f"keys/{STORED.key_id}/revoke", reason="lost")
     assert (revoked["in_force"], revoked["revoked_at"]) == (False, "2027-01-15T08:00:00Z")
@@ -236,6 +271,9 @@ SLIPS = [
     ("POST", "tenants/nobody/keys", {}, 404, "no tenant 'nobody'"),
     ("POST", "tenants/acme/keys", {"models": "demo"}, 400, "models must be a list"),
     ("POST", "tenants/acme/keys", {"admin": "yes"}, 400, "admin"),
+    ("POST", "tenants/acme/keys", {"scopes": ["read"]}, 400, "only an admin key has scopes"),
+    ("POST", "tenants/acme/keys", {"admin": True, "scopes": []}, 400, "scopes must be a list"),
+    ("POST", "tenants/acme/keys", {"admin": True, "scopes": ["all"]}, 400, "scopes must be read, tenants,"),
     ("POST", "tenants/acme/keys", {"expires_at": 1}, 400, "expires_at"),
     ("POST", "tenants/acme/keys", {"secret": 1}, 400, "secret"),
     ("POST", "keys/nonsense/rotate", {}, 404, "no key with this id"),
@@ -261,7 +299,19 @@ JSON = st.recursive(
     max_leaves=8,
 )
 MEMBERS = st.sampled_from(
-    ["name", "models", "speculation", "content", "priority", "may", "limits", "disabled", "keys", "admin"]
+    [
+        "name",
+        "models",
+        "speculation",
+        "content",
+        "priority",
+        "may",
+        "limits",
+        "disabled",
+        "keys",
+        "admin",
+        "scopes",
+    ]
 )
 
 

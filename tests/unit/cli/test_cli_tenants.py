@@ -158,6 +158,28 @@ def test_a_key_for_the_admin_api_opens_nothing_else(site: Site):
     ]
 
 
+def test_an_admin_key_keeps_its_scopes_when_it_is_rotated(site: Site):
+    key = site.done("key", "create", "operator", "--admin", "--scope", "workers", "--scope", "read").strip()
+    new = site.done("key", "rotate", key.split("-")[1]).strip()
+    directory = TenantDirectory(site.tenants)
+    assert [directory.authenticate(each).key.scopes for each in (key, new, ADMIN_KEY)] == [
+        {"read", "workers"},
+        {"read", "workers"},
+        None,
+    ]
+    assert site.entries()[0]["scopes"] == ("read", "workers")
+    listed = site.done("key", "list", "operator")
+    assert listed.count("\tadmin: read, workers\t") == 2
+    assert f"{ADMIN.key_id}\tadmin\t" in listed
+    (shown,) = (
+        each
+        for each in yaml.safe_load(site.done("tenant", "show", "operator"))["keys"]
+        if each["key_id"] == new.split("-")[1]
+    )
+    assert shown["scopes"] == ["read", "workers"]
+    assert "only an admin key has scopes" in site.refused("key", "create", "acme", "--scope", "read")
+
+
 def test_key_for_an_unknown_tenant_creates_no_tenant(site: Site):
     """A mistyped name must not get access to every model."""
     assert "no tenant 'acne'" in site.refused("key", "create", "acne", kind=TenantNotFoundError)

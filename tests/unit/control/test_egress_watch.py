@@ -25,6 +25,7 @@ from appliance.infra.settings import EgressSettings, LogSettings
 from appliance.sovereignty.egress.egress_status import EgressStatus
 from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
 from appliance.sovereignty.wall import NO_WALL, Wall
+from appliance.tenancy import ApiKey
 from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0
@@ -182,7 +183,7 @@ class Services:
         self.audit_health = AuditHealth
         self.identity = SimpleNamespace(
             identify=lambda _headers, _certificate: SimpleNamespace(
-                key=SimpleNamespace(admin=True, key_id="ak_1")
+                key=ApiKey(key_id="ak_1", digest="", admin=True)
             )
         )
 

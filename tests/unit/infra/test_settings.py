@@ -263,6 +263,13 @@ def test_any_variable_is_parsed_or_refused_with_a_configuration_error(name: tupl
         ("oidc", {"jwks_file": "k.json", "audience": "a"}, "issuer and audience"),
         ("oidc", {"admin_claim": "roles"}, "come together"),
         ("oidc", {"admin_values": ["x"]}, "come together"),
+        (
+            "oidc",
+            {"admin_claim": "roles", "admin_values": ["x"], "admin_scopes": {"y": ["read"]}},
+            "y is not one of admin_values",
+        ),
+        ("oidc", {"admin_scopes": {"x": []}}, "admin_scopes"),
+        ("oidc", {"admin_scopes": {"x": ["all"]}}, "'read', 'tenants'"),
         ("oidc", {"algorithms": ["HS256"]}, "algorithms"),
         ("oidc", {"algorithms": ["none"]}, "algorithms"),
         ("oidc", {"algorithms": []}, "algorithms"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from appliance.tenancy import (
     NAME_FORMAT,
+    AdminScope,
     ContentPolicy,
     Limits,
     Permission,
@@ -30,16 +31,19 @@ PRINTABLE = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
 MODEL = st.text(PRINTABLE, min_size=1, max_size=20)
 MODELS = st.lists(MODEL, max_size=3).map(tuple)
 MOMENTS = st.none() | st.integers(0, LATEST)
+SCOPES = st.none() | st.frozensets(st.sampled_from(AdminScope), min_size=1)
 KEY_IDS = st.from_regex(r"[a-z2-7]{8}", fullmatch=True)
 
 
-def _key(raw, admin, models, replaces, moments):
-    _, key = make_key(raw, admin=admin, models=models)
+def _key(raw, scopes, models, replaces, moments):
+    admin, scopes = scopes
+    _, key = make_key(raw, admin=admin, scopes=scopes, models=models)
     created_at, expires_at, rotated_at, revoked_at = moments
     return type(key)(
         key_id=key.key_id,
         digest=key.digest,
         admin=admin,
+        scopes=scopes,
         models=models,
         replaces=replaces,
         created_at=created_at,
@@ -52,7 +56,7 @@ def _key(raw, admin, models, replaces, moments):
 KEYS = st.builds(
     _key,
     st.binary(min_size=37, max_size=37),
-    st.booleans(),
+    st.just((False, None)) | st.tuples(st.just(True), SCOPES),
     st.none() | MODELS,
     st.none() | KEY_IDS,
     st.tuples(MOMENTS, MOMENTS, MOMENTS, MOMENTS),

@@ -128,6 +128,18 @@ def test_unknown_speculation_policy_is_refused(value):
         ),
         (f"keys: [{{key_id: {STORED.key_id}, digest: {STORED.digest}, admin: 'no'}}]", "admin must be true"),
         (
+            f"keys: [{{key_id: {STORED.key_id}, digest: {STORED.digest}, scopes: [read]}}]",
+            "only an admin key has scopes",
+        ),
+        (
+            f"keys: [{{key_id: {STORED.key_id}, digest: {STORED.digest}, admin: true, scopes: []}}]",
+            "scopes must be a list of read, tenants, workers, retention or drafts",
+        ),
+        (
+            f"keys: [{{key_id: {STORED.key_id}, digest: {STORED.digest}, admin: true, scopes: [write]}}]",
+            "scopes must be read, tenants, workers, retention or drafts",
+        ),
+        (
             f"keys: [{{key_id: {STORED.key_id}, digest: {STORED.digest}, expires_at: soon}}]",
             "expires_at must be a time such as",
         ),

@@ -43,7 +43,12 @@ ACME, BILLING = ClientCertificate(("cn:acme",)), ClientCertificate(("cn:billing"
 def settings(tmp_path) -> OidcSettings:
     file = publish(tmp_path / "keys.json", PROVIDER)
     return OidcSettings(
-        jwks_file=file, issuer=ISSUER, audience=AUDIENCE, admin_claim="roles", admin_values=("admin",)
+        jwks_file=file,
+        issuer=ISSUER,
+        audience=AUDIENCE,
+        admin_claim="roles",
+        admin_values=("admin", "auditor"),
+        admin_scopes={"auditor": ("read",)},
     )
 
 
@@ -80,9 +85,11 @@ def test_key_token_and_certificate_authenticate_their_tenants(provider):
 
 
 def test_a_token_with_the_admins_claim_is_an_admin(provider):
-    """As an admin key is."""
-    caller = Authenticator(DIRECTORY, provider=provider).identify(bearer(PROVIDER.token(roles=["admin"])))
-    assert (caller.tenant.name, caller.key.admin) == ("operator", True)
+    """As an admin key is, with the scopes of the claim."""
+    who = Authenticator(DIRECTORY, provider=provider)
+    caller = who.identify(bearer(PROVIDER.token(roles=["admin"])))
+    assert (caller.tenant.name, caller.key.admin, caller.key.scopes) == ("operator", True, None)
+    assert who.identify(bearer(PROVIDER.token(roles=["auditor"]))).key.scopes == {"read"}
 
 
 def test_every_refusal_has_the_same_message_and_its_reason(provider):

@@ -7,13 +7,14 @@ import time
 from datetime import UTC, datetime
 from itertools import count
 from types import SimpleNamespace
+from typing import get_args
 
 import jwt.api_jwt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.infra.settings import OidcSettings
+from appliance.infra.settings import OidcSettings, ScopeName
 from appliance.tenancy.directory import REFUSAL
 from appliance.tenancy.identity.jwks import parse_key_set
 from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
@@ -25,6 +26,7 @@ from appliance.tenancy.identity.tokens import (
     subject_id,
     verify_token,
 )
+from appliance.tenancy.keys import AdminScope
 from tests.clock import Clock
 from tests.identity_provider import AUDIENCE, ISSUER, Provider, key_set
 
@@ -164,6 +166,31 @@ def test_claim_grants_the_admin_api():
     assert (admin.is_admin, admin.tenant) == (True, "operator")
     for roles in (["x"], "gateway-admin-not", None, {"gateway-admin": True}):
         assert verify_token(PROVIDER.token(roles=roles), KEYS, given).is_admin is False
+
+
+@pytest.mark.parametrize(
+    ("roles", "scopes"),
+    [
+        (["operators"], None),
+        (["auditors"], {"read"}),
+        (["auditors", "records"], {"read", "retention"}),
+        (["auditors", "operators"], None),
+        (["auditors", "unlisted"], {"read"}),
+    ],
+)
+def test_the_values_of_the_claim_give_the_scopes(roles, scopes):
+    """A value without scopes of its own has all of them."""
+    given = settings(
+        admin_claim="roles",
+        admin_values=("operators", "auditors", "records"),
+        admin_scopes={"auditors": ("read",), "records": ("retention",)},
+    )
+    bearer = verify_token(PROVIDER.token(roles=roles), KEYS, given)
+    assert (bearer.is_admin, bearer.scopes) == (True, scopes)
+
+
+def test_the_settings_name_every_scope():
+    assert get_args(ScopeName) == tuple(AdminScope)
 
 
 def test_no_claim_grants_the_admin_api_by_default():
