@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 
 from appliance.audit.reading import OPERATIONS as OPERATIONS_READ
 from appliance.serving.dialects.routes import ANTHROPIC, ROUTES, Route
+from appliance.tenancy import AdminScope
 
 Schema = dict[str, Any]
 JSON, FORM, TEXT, EVENTS = "application/json", "multipart/form-data", "text/plain", "text/event-stream"
@@ -51,6 +52,8 @@ class Operation:
     answers: tuple[str, ...] = (JSON,)
     """Media types."""
     query: Mapping[str, Schema] = field(default_factory=dict)
+    may_wait: bool = False
+    """Whether it answers 202 under the two-person rule."""
 
 
 BOUND: Schema = {"type": ["integer", "null"], "minimum": 0, "maximum": 2**53}
@@ -125,17 +128,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         ),
     ),
     ("post", "/admin/v1/audit/erasures"): Operation(
+        may_wait=True,
         body=members(
             ("tenant", "basis"),
             tenant=TENANT,
             requests={"type": "array", "items": STRING},
             before={**MOMENT, "type": ["string", "null"]},
             basis=LINE,
-        )
+        ),
     ),
-    ("post", "/admin/v1/audit/prunes"): Operation(body=members(("before",), before=MOMENT)),
+    ("post", "/admin/v1/audit/prunes"): Operation(may_wait=True, body=members(("before",), before=MOMENT)),
     ("post", "/admin/v1/audit/holds"): Operation(status=201, body=HOLD),
-    ("post", "/admin/v1/audit/holds/releases"): Operation(status=201, body=HOLD),
+    ("post", "/admin/v1/audit/holds/releases"): Operation(may_wait=True, status=201, body=HOLD),
     ("get", "/admin/v1/speculation/events"): Operation(query={"after": {**INDEX, "maximum": 10**16 - 1}}),
     ("put", "/admin/v1/speculation/override"): Operation(
         body=members(
@@ -172,7 +176,19 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/admin/v1/tenants"): Operation(status=201, body=members(("name",), name=TENANT, **POLICY)),
     ("patch", "/admin/v1/tenants/{name}"): Operation(body=members(**POLICY)),
     ("post", "/admin/v1/tenants/{name}/keys"): Operation(
-        status=201, body=members(models=MODELS, admin=FLAG, expires_at=EXPIRY)
+        status=201,
+        body=members(
+            models=MODELS,
+            admin=FLAG,
+            scopes={"type": ["array", "null"], "items": {"enum": [*AdminScope]}, "minItems": 1},
+            expires_at=EXPIRY,
+        )
+        | {
+            "anyOf": [
+                {"not": {"required": ["scopes"]}},
+                {"required": ["admin"], "properties": {"admin": {"const": True}}},
+            ]
+        },
     ),
     ("post", "/admin/v1/keys/{key_id}/rotate"): Operation(
         status=201,
@@ -267,6 +283,8 @@ def _complete(operation: dict[str, Any], path: str, said: Operation) -> None:
         content = {JSON: {"schema": {"$ref": f"#/components/schemas/{error}"}}}
         responses["4XX"] = {"description": "What is wrong with the request.", "content": content}
         responses["5XX"] = {"description": "What is wrong here.", "content": content}
+    if said.may_wait:
+        responses["202"] = {**answer, "description": "Waits for a second administrator."}
     if path == "/readyz":
         responses["503"] = {**answer, "description": "What is missing."}
     operation["responses"] = responses
