@@ -14,6 +14,7 @@ WITHOUT_BODY = {
     ("post", "/v1/batches/{batch_id}/cancel"),
     ("post", "/admin/v1/workers/reload"),
     ("post", "/admin/v1/egress/check"),
+    ("post", "/admin/v1/audit/approvals/{approval}"),
 }
 """Operations that change state and read no body."""
 
