@@ -134,14 +134,24 @@ def holds(url: UrlOption = None, config: ConfigOption = None, data: DataOption =
 def approvals(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
     """List what waits for the approval of a second administrator (`audit.two_person`)."""
     for pending in _ask(settings_from(config, data), url, "GET", "audit/approvals")["approvals"]:
-        typer.echo("\t".join(f"{name}={value}" for name, value in pending.items()))
+        typer.echo(_line(pending))
 
 
 def approve(
-    approval: ApprovalArgument, url: UrlOption = None, config: ConfigOption = None, data: DataOption = None
+    approval: ApprovalArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Neither show it nor ask for confirmation.")] = False,  # noqa: FBT002
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
 ) -> None:
-    """Approve what another administrator has requested, and carry it out."""
-    done = _ask(settings_from(config, data), url, "POST", f"audit/approvals/{quote(approval, safe='')}")
+    """Show what another administrator has requested, and after confirmation approve it and carry it out."""
+    settings = settings_from(config, data)
+    if not yes:
+        for pending in _ask(settings, url, "GET", "audit/approvals")["approvals"]:
+            if pending["approval"] == approval:
+                typer.echo(_line(pending), err=True)
+                typer.confirm("Approve this, and carry it out now", abort=True, err=True)
+    done = _ask(settings, url, "POST", f"audit/approvals/{quote(approval, safe='')}")
     _show_done(done["operation"], done)
 
 
@@ -281,6 +291,10 @@ def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
         message = f"the key {key_id} is not in {directory}: it was destroyed, or is on another machine"
         raise ConfigurationError(message)
     return keys.read(name).key
+
+
+def _line(pending: dict[str, Any]) -> str:
+    return "\t".join(f"{name}={value}" for name, value in pending.items())
 
 
 def _show_done(operation: str, answer: dict[str, Any]) -> None:

@@ -19,7 +19,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.audit.content.payload_keys import DAY_MS
 from appliance.audit.content.retention import ErasureLog
 from appliance.audit.entry_types import EntryType
-from appliance.errors import ApplianceError, ControlRefusedError, ControlUnavailableError
+from appliance.audit.pending import NOT_PLACED
+from appliance.errors import (
+    ApplianceError,
+    AuditUnavailableError,
+    ControlRefusedError,
+    ControlUnavailableError,
+)
 from appliance.infra.database import SqlStore, first_line
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.keys import KEY_ID_FORMAT
@@ -171,6 +177,9 @@ class Approvals:
         receipt = await self._log.append(
             EntryType.APPROVAL_REQUESTED, operation=str(operation), actor=actor, **fields
         )
+        if receipt.index == NOT_PLACED:
+            # A newer key could get a place in the log before it.
+            raise AuditUnavailableError("the database does not take the request: request it again later")
         expires_at = int(now) + APPROVAL_SECONDS
         # A crash before this line: the entry exists and nothing is pending; it has to be requested again.
         await asyncio.to_thread(self._store.add, receipt.entry_id, expires_at, now)

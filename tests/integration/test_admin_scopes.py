@@ -333,10 +333,14 @@ async def test_the_commands_of_two_administrators(site, ben, tmp_path):
     assert "nothing is done yet" in said
     approval = said.split()[-1]
     assert f"approval={approval}\toperation=erase\t" in await site.command("audit", "approvals", *url)
-    complaint = await site.command("audit", "approve", approval, *url, expecting=1)
+    shown = await site.command("audit", "approve", approval, *url, data=tmp_path, expecting=1)
+    assert f"\tlegal_basis=contract ended\ttenant={tenant}\n" in shown
+    assert shown.endswith("Aborted.\n")
+    assert site.kept(tenant) == 2
+    complaint = await site.command("audit", "approve", approval, "--yes", *url, expecting=1)
     assert "the administrator who requested it cannot approve it" in complaint
     assert complaint.count("\n") == 1
-    said = await site.command("audit", "approve", approval, *url, data=tmp_path)
+    said = await site.command("audit", "approve", approval, "--yes", *url, data=tmp_path)
     assert f"{tenant}: 2 payloads erased" in said
     assert site.kept(tenant) == 0
     approval = (await site.command(*erase)).split()[-1]
