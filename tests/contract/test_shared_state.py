@@ -51,8 +51,8 @@ async def test_one_of_several_holds_the_lease_and_the_next_one_has_a_larger_numb
     assert [lease.failure for lease in (leader, other, third)] == [None] * 3
 
 
-def test_an_approval_is_taken_once_by_whichever_gateway_asks_first(url, open_store):
-    """It outlives the gateway that made it, and not its end."""
+def test_a_pending_approval_is_taken_by_one_gateway_only(url, open_store):
+    """It survives a restart of the gateway that added it, and ends at its expiry."""
     open_store(url)
     with closing(SqlApprovalStore(url)) as first:
         first.add("gone", int(NOW), NOW - 1)

@@ -101,8 +101,8 @@ async def test_an_admin_key_with_scopes_opens_only_their_routes(services):
         await admin_caller(request(services, key, "/admin/v1/audit/erasures", method="POST"))
 
 
-async def test_a_route_without_a_scope_is_open_to_nobody(services):
-    """Not even to a key with every scope."""
+async def test_a_route_without_a_scope_is_refused(services):
+    """Also to a key with every scope."""
     with pytest.raises(KeyError):
         await admin_caller(request(services, ADMIN_KEY, "/admin/v1/forgotten"))
 
@@ -118,7 +118,7 @@ def test_every_route_of_the_admin_api_has_one_scope():
 
 
 def test_every_route_below_the_admin_path_asks_for_an_admin():
-    """A route whose handler forgot the dependency would be open to everybody."""
+    """A route whose handler lacks the dependency would be open to every caller."""
     for route in admin.router.routes:
         dependencies = [each.call for each in route.dependant.dependencies]
         assert dependencies == [admin_caller], route.path
