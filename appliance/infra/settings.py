@@ -217,7 +217,7 @@ class OidcSettings(Section):
     """Claim that grants access to the admin API; null: tokens do not grant it."""
     admin_values: tuple[str, ...] = ()
     """Values of that claim that grant access.  Such a token cannot call models, like an admin key."""
-    admin_scopes: dict[str, Annotated[tuple[ScopeName, ...], Field(min_length=1)]] = {}
+    admin_scopes: dict[str, tuple[ScopeName, ...]] = {}
     """Scopes of each of these values, such as `{auditors: [read]}`; without an entry here, a value has all
     scopes.  A token with several values has the scopes of all of them."""
     admin_tenant: str = "operator"
