@@ -107,6 +107,14 @@ class TenantsUnavailableError(ApplianceError):
     """The database of tenants and keys cannot be read or written; nothing was changed."""
 
 
+class TenantsAlteredError(TenantsUnavailableError):
+    """Tenants and keys in the database are not the newest that a gateway or a command wrote."""
+
+
+class TenantsUnsealedError(TenantsAlteredError):
+    """Tenants and keys in the database have no MAC."""
+
+
 class NoWorkerAvailableError(ApplianceError):
     """No healthy worker serves the model right now."""
 

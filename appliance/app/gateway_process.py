@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,13 +25,14 @@ from appliance.app.opened import WALL_CLOCK, GatewayOpener, OpenedParts, new_req
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
 from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.signing_keys import load_signing_key
+from appliance.audit.store import SqlAuditStore
 from appliance.audit.verification import LogVerification
 from appliance.control.approvals import Approvals, SqlApprovalStore
 from appliance.control.changes import ChangeLog
 from appliance.control.egress_checks import EgressWatch
 from appliance.control.loop import ControlLoop, ControlParts
 from appliance.control.recycle import RecycleParts, Recycler, Restarter
-from appliance.control.tenants.enrolment import enrol
+from appliance.control.tenants.enrolment import enrol, seal_upgraded
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.worker_list import WorkerList
 from appliance.drafts.promotion.promoter import Promoter
@@ -79,16 +80,21 @@ class GatewayRole(GatewayOpener):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[GatewayParts]:
         """Build every part until the block ends; raises ApplianceError if one cannot be opened."""
+        continues = self.installation.sealed_head.exists()
         async with self.opened() as opened:
             tenants = TenantDirectory()
             provider = open_provider(self.settings.oidc, logger=self.logger, clock=WALL_CLOCK)
             watch = TenantWatch(
-                store=opened.tenant_store, directory=tenants, logger=self.logger, clock=WALL_CLOCK
+                store=opened.tenant_store,
+                directory=tenants,
+                logger=self.logger,
+                clock=time.monotonic,
+                stale_seconds=self.settings.tenants.stale_seconds,
             )
             opened.metrics.keys_next_end.set_function(lambda: watch.next_key_expiry)
             opened.metrics.tenants_generation.set_function(lambda: watch.generation)
             opened.metrics.tenants_age_seconds.set_function(lambda: watch.age_seconds)
-            registrar, shown = await self._enrol(opened, watch)
+            registrar, shown = await self._enrol(opened, watch, continues=continues)
             attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
             gateway = self._make_gateway(opened, attribution)
             recycler = self._make_recycler(opened)
@@ -107,7 +113,9 @@ class GatewayRole(GatewayOpener):
                 services = Services(
                     settings=self.settings.api,
                     tenants=tenants,
-                    identity=Authenticator(tenants, provider=provider, tls=self.settings.tls),
+                    identity=Authenticator(
+                        tenants, provider=provider, tls=self.settings.tls, refuse=watch.refuse_if_stale
+                    ),
                     pool=opened.pool,
                     workers=WorkerList(
                         pool=opened.pool,
@@ -152,8 +160,19 @@ class GatewayRole(GatewayOpener):
                     batches=work.runner,
                 )
 
-    async def _enrol(self, opened: OpenedParts, watch: TenantWatch) -> tuple[Registrar, dict[str, str]]:
+    async def _enrol(
+        self, opened: OpenedParts, watch: TenantWatch, *, continues: bool
+    ) -> tuple[Registrar, dict[str, str]]:
         registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.apply)
+        with closing(SqlAuditStore(opened.database)) as log:
+            await seal_upgraded(
+                registrar,
+                opened.tenant_store,
+                log,
+                continues=continues,
+                actor=f"cli:{account_name()}",
+                clock=WALL_CLOCK,
+            )
         roster, shown = await enrol(
             registrar,
             self.installation,

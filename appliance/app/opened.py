@@ -42,6 +42,7 @@ from appliance.serving.restart import RestartClient
 from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.wall import Wall
 from appliance.tenancy.limits.limiter import Limiter, open_limits
+from appliance.tenancy.roster_mac import RosterMac
 from appliance.tenancy.store import SqlTenantStore
 
 if TYPE_CHECKING:  # loaded only if tracing is on
@@ -185,7 +186,7 @@ class GatewayOpener:
                     clock=WALL_CLOCK,
                 ),
                 overrides=SqlOverrideStore(database),
-                tenant_store=SqlTenantStore(database),
+                tenant_store=SqlTenantStore(database, RosterMac.of(installation)),
             )
 
     def _make_metrics(self) -> Metrics:

@@ -40,6 +40,7 @@ class EntryType(StrEnum):
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
     KEY_ROTATED = "key.rotated"
+    TENANTS_SEALED = "tenants.sealed"
     CONFIG_CHANGED = "config.changed"
     AUDIT_STARTED = "audit.started"
     AUDIT_READ = "audit.read"
@@ -492,6 +493,15 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _TENANT,
             _KEY_ID,
             _text("previous_key_id", "public part of the key it replaces"),
+            _ACTOR,
+        ),
+        EntryType.TENANTS_SEALED: _schema(
+            "Announces the state of all tenants and keys before the database has it, so that a state that no "
+            "entry announced is a finding.  If several have one generation, the database has one of them.",
+            _count("generation", "number of changes so far"),
+            _text(
+                "digest", "digest (SHA-256, hex) of all rows of tenants and keys, which do not hold the keys"
+            ),
             _ACTOR,
         ),
         EntryType.CONFIG_CHANGED: _schema(

@@ -64,7 +64,7 @@ def copy_log(
             for table in others:
                 _copy_table(reader, writer, table)
                 _compare_counts(reader, writer, table)
-            _note_tenants(writer)
+            _copy_generation(reader, writer)
         except SQLAlchemyError as error:
             raise AuditUnavailableError(f"the log could not be copied: {first_line(error)}") from error
         if source.head() != head:
@@ -153,11 +153,11 @@ def _copy_table(reader: Engine, writer: Engine, table: Table) -> None:
             connection.execute(insert(table), rows)
 
 
-def _note_tenants(writer: Engine) -> None:
-    """Have it known that there are tenants: on an empty database a first start would make some."""
-    with writer.begin() as connection:
-        if connection.scalar(select(func.count()).select_from(tenants)):
-            connection.execute(update(tenancy_generation).values(generation=1))
+def _copy_generation(reader: Engine, writer: Engine) -> None:
+    """With the MAC over generation and rows; on generation 0 a first start would make tenants."""
+    with reader.begin() as old, writer.begin() as new:
+        row = old.execute(select(tenancy_generation)).mappings().one()
+        new.execute(update(tenancy_generation).values(dict(row)))
 
 
 def _compare_counts(reader: Engine, writer: Engine, table: Table) -> None:

@@ -136,6 +136,18 @@ class SqlAuditStore(SqlStore):
         with self._reading() as connection:
             return [_leaf(row) for row in connection.execute(query.order_by(audit_leaves.c.idx))]
 
+    def leaves_of(self, types: Sequence[EntryType]) -> Iterator[Leaf]:
+        """The leaves of these types in order: reads the whole log, once, for a command or an upgrade."""
+        after, query = -1, select(audit_leaves).where(audit_leaves.c.type.in_([each.value for each in types]))
+        while True:
+            chunk = query.where(audit_leaves.c.idx > after).order_by(audit_leaves.c.idx).limit(CHUNK)
+            with self._reading() as connection:
+                found = [_leaf(row) for row in connection.execute(chunk)]
+            yield from found
+            if len(found) < CHUNK:
+                return
+            after = found[-1].index
+
     def open_intents(self) -> list[str]:
         return [request_id for _, request_id in self._open()]
 

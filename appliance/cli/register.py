@@ -6,20 +6,24 @@ second.  It fails closed: a change that cannot be recorded is not made.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from appliance.audit.append import append_entry
 from appliance.audit.entry_types import EntryType
+from appliance.audit.store import SqlAuditStore
 from appliance.cli.common.audit_log import open_store
 from appliance.cli.common.duration import SECONDS_IN, parse_duration
 from appliance.cli.common.options import wall_clock
 from appliance.control.tenants.registrar import Edit, Registrar
+from appliance.control.tenants.sealing import SealingPlan, read_plan
+from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import Roster
+from appliance.tenancy.roster_mac import RosterMac
 from appliance.tenancy.store import SqlTenantStore
 
 
@@ -33,6 +37,20 @@ def change_roster(settings: Settings, edit: Edit, *, reason: str | None = None) 
     """Apply one change; returns the new state.  Raises ApplianceError if the change was not made."""
     with _open_register(settings) as registrar:
         return asyncio.run(registrar.apply(edit, actor=f"cli:{account_name()}", reason=reason))
+
+
+@contextmanager
+def open_sealing(settings: Settings) -> Iterator[tuple[SealingPlan, Callable[[], Roster]]]:
+    """What the log says of the tenants and keys as they are, and a function that seals them so."""
+    with open_store(settings) as log:
+        store = SqlTenantStore(log.database, RosterMac.of(locate(settings)))
+        plan = read_plan(store, log, wall_clock())
+
+        def seal() -> Roster:
+            actor = f"cli:{account_name()}"
+            return asyncio.run(_registrar(settings, log, store).seal(plan, actor=actor))
+
+        yield plan, seal
 
 
 def parse_expiry(text: str | None, now: float) -> int | None:
@@ -51,9 +69,12 @@ def parse_names(text: str) -> list[str]:
 @contextmanager
 def _open_register(settings: Settings) -> Iterator[Registrar]:
     with open_store(settings) as log:
-        store = SqlTenantStore(log.database)
+        store = SqlTenantStore(log.database, RosterMac.of(locate(settings)))
+        yield _registrar(settings, log, store)
 
-        async def record(entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as the registry has it
-            append_entry(log, entry_type, fields, origin=settings.audit.origin, clock=wall_clock)
 
-        yield Registrar(store=store, record=record)
+def _registrar(settings: Settings, log: SqlAuditStore, store: SqlTenantStore) -> Registrar:
+    async def record(entry_type: EntryType, **fields: Any) -> None:  # noqa: ANN401 - as the registry has it
+        append_entry(log, entry_type, fields, origin=settings.audit.origin, clock=wall_clock)
+
+    return Registrar(store=store, record=record)

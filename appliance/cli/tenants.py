@@ -9,7 +9,7 @@ import yaml
 
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.cli.keys import show_state
-from appliance.cli.register import change_roster, parse_names, read_roster
+from appliance.cli.register import change_roster, open_sealing, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.files import write_private
 from appliance.tenancy import encode_tenants, parse_tenants
@@ -161,6 +161,40 @@ def export(
         write_private(file, text)
     except OSError as error:
         raise ConfigurationError(f"cannot write {file} ({error.strerror})") from error
+
+
+@commands.command()
+def seal(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,  # noqa: FBT002
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Compute the MAC of all tenants and keys again, after comparing them with the audit log."""
+    now = wall_clock()
+    with open_sealing(settings_from(config, data)) as (plan, apply):
+        for tenant in plan.before.tenants:
+            typer.echo(f"tenant {tenant.name}: models {', '.join(tenant.models) or 'none'}")
+            for key in tenant.keys:
+                purpose = "admin key" if key.admin else "key"
+                typer.echo(f"  {purpose} {key.key_id}: {show_state(key, now)}")
+        for finding in plan.findings:
+            typer.echo(f"NOT IN THE LOG  {finding}")
+        if plan.is_recorded:
+            typer.echo("The audit log announced exactly these tenants and keys.")
+        else:
+            typer.echo(
+                "The audit log did not announce these tenants and keys as the newest: "
+                "compare models, limits and expiry with what you know, before anything uses them."
+            )
+            if yes and plan.was_sealed:
+                raise ConfigurationError(
+                    "--yes is only for tenants and keys that the log announced, or that never had a MAC: "
+                    "confirm this by hand"
+                )
+        if not yes:
+            typer.confirm("Seal them?", abort=True)
+        sealed = apply()
+    typer.echo(f"sealed: {len(sealed.tenants)} tenants, generation {sealed.generation}")
 
 
 def _change(config: Path | None, data: Path | None, name: str, members: dict[str, Any]) -> None:

@@ -27,6 +27,8 @@ class Installation:
     """Directory of audit entries that wait for the database."""
     control_token: Path
     """Secret that control presents to the plugin in a worker, mode 0600."""
+    tenants_mac_key: Path
+    """Key of the MAC over tenants and keys, mode 0600."""
     drafts: Path
     drafts_key: Path
 
@@ -34,6 +36,11 @@ class Installation:
     def sealed_head(self) -> Path:
         """The newest signed head, kept apart from the database so that its rollback shows."""
         return self.directory / "audit.head"
+
+    @property
+    def tenants_newest(self) -> Path:
+        """The newest tenants and keys accepted here, so that a replay of older ones shows."""
+        return self.directory / "tenants.newest"
 
     @property
     def payload_keys(self) -> Path:
@@ -72,6 +79,7 @@ def locate(settings: Settings) -> Installation:
         signing_key=settings.audit.signing_key_file or directory / "audit.key",
         spool=settings.audit.spool_directory or directory / "spool",
         control_token=settings.data.control_token_file or directory / "control.token",
+        tenants_mac_key=settings.tenants.mac_key_file or directory / "tenants-mac.key",
         drafts=(settings.drafts.directory or directory / "drafts").absolute(),
         drafts_key=settings.drafts.signing_key_file or directory / "drafts.key",
     )

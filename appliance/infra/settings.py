@@ -251,6 +251,13 @@ class TenantsSettings(Section):
     file: Path | None = None
     """Tenants file (YAML), imported at each start: it adds and changes tenants, and removes none; default:
     `tenants.yaml` in the data directory, if it exists."""
+    mac_key_file: Path | None = None
+    """Key of the MAC that protects tenants and keys against changes in the database: at least 32 characters
+    in a file of mode 0600; default: `tenants-mac.key` in the data directory, created at the first start.
+    Gateways that share a database need the same one."""
+    stale_seconds: Annotated[float, Field(ge=10)] | None = 900.0
+    """Time without a confirmed read of tenants and keys after which callers get 503, because keys may have
+    been revoked meanwhile; null: never."""
 
 
 class WorkerSettings(Section):

@@ -2,72 +2,133 @@
 Tenants and keys in the audit log's database, SQLite or PostgreSQL.
 
 Every change is one transaction that first increments the generation it was based on, so of two concurrent
-changes one is refused and has to be retried.  All failures raise; the caller decides what that means for
-serving.
+changes one is refused and has to be retried.  It also writes the MAC of what results, and nothing is read
+whose MAC is wrong.  All failures raise; the caller decides what that means for serving.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Row, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
-from appliance.infra.database import SqlStore, first_line
+from appliance.infra.data_directory import Installation
+from appliance.infra.database import Database, SqlStore, first_line
 from appliance.tenancy.file import encode_policy, parse_policy
 from appliance.tenancy.keys import AdminScope, ApiKey
 from appliance.tenancy.roster import Roster, sorted_tenants
+from appliance.tenancy.roster_mac import RosterMac, RosterState, digest_of
 from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 from appliance.tenancy.tenant import Tenant
 
 _AS_JSON = ("models", "may", "limits")
+_READS = 5  # of tables that others change meanwhile
+
+_Rows = Mapping[Table, Mapping[str, Mapping[str, Any]]]
 
 
 class TenantStore(Protocol):
     """Storage of tenants; every method may raise `TenantsUnavailableError`."""
 
     def generation(self) -> int:
-        """Number of changes so far; cheap to poll."""
+        """Number of changes so far; cheap to poll.  Raises TenantsAlteredError if it went back."""
 
     def read(self) -> Roster: ...
 
     def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
         """Durable on return; raises TenantConflictError if the stored state is no longer `before`."""
 
+    def rewrite(self, before: int, generation: int, after: tuple[Tenant, ...]) -> Roster:
+        """Replace all rows, whatever they are; `before` is the generation they have now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRoster:
+    """What the database holds, whether or not its MAC is right."""
+
+    roster: Roster
+    state: RosterState
+    digest: str
+
 
 class SqlTenantStore(SqlStore):
+    def __init__(self, database: Database | str, mac: RosterMac) -> None:
+        super().__init__(database)
+        self.mac = mac
+
     def generation(self) -> int:
+        known = self.mac.newest
         with self._errors("read"), self._reader.begin() as connection:
-            return _read_generation(connection)
+            state = _read_state(connection)
+        self.mac.check_age(state, known=known)
+        return state.generation
 
     def read(self) -> Roster:
-        with self._errors("read"), self._reader.begin() as connection:
-            # First: a concurrent change then makes this generation too old, never too new, so the next poll
-            # or the comparison in `write` notices it.
-            generation = _read_generation(connection)
-            keys: dict[str, list[ApiKey]] = {}
-            for row in connection.execute(select(api_keys)):
-                keys.setdefault(row.tenant, []).append(_decode_key(row))
-            rows = connection.execute(select(tenants))
-            found = [_decode_tenant(row, keys.get(row.name, [])) for row in rows]
-        return Roster(generation=generation, tenants=sorted_tenants(found))
+        known = self.mac.newest
+        with self._errors("read"):
+            state, rows = self._read()
+            if state != RosterState() or any(rows.values()):  # otherwise it is the first start
+                self.mac.check(state, _canonical(state.generation, rows), known=known)
+            else:
+                self.mac.check_age(state, known=known)
+            return _decode(state.generation, rows)
+
+    def read_unverified(self) -> StoredRoster:
+        """For `tenant seal`, which compares it with the log."""
+        with self._errors("read"):
+            state, rows = self._read()
+            digest = digest_of(_canonical(state.generation, rows))
+            return StoredRoster(roster=_decode(state.generation, rows), state=state, digest=digest)
 
     def write(self, before: Roster, after: tuple[Tenant, ...]) -> Roster:
-        old, new = (_rows(each) for each in (before.tenants, after))
-        move = (
-            update(tenancy_generation)
-            .where(tenancy_generation.c.generation == before.generation)
-            .values(generation=before.generation + 1)
-        )
-        with self._errors("written"), self._engine.begin() as connection:
-            if connection.execute(move).rowcount != 1:
-                raise TenantConflictError("The tenants were changed at the same time. Try again.")
+        old = _rows(before.tenants)
+        with self._moving(before.generation, before.generation + 1, after) as (connection, new):
             for table in (tenants, api_keys):
                 _replace_rows(connection, table, old[table], new[table])
         # A crash before this line: the change is committed or not; its audit entry exists.
         return Roster(generation=before.generation + 1, tenants=sorted_tenants(after))
+
+    def rewrite(self, before: int, generation: int, after: tuple[Tenant, ...]) -> Roster:
+        self.mac.create_key()
+        with self._moving(before, generation, after) as (connection, new):
+            for table in (tenants, api_keys):
+                connection.execute(delete(table))
+                if new[table]:
+                    connection.execute(insert(table), list(new[table].values()))
+        return Roster(generation=generation, tenants=sorted_tenants(after))
+
+    @contextmanager
+    def _moving(
+        self, before: int, generation: int, after: tuple[Tenant, ...]
+    ) -> Iterator[tuple[Connection, _Rows]]:
+        if before == 0:
+            self.mac.create_key()
+        new = _rows(after)
+        state = RosterState(generation=generation, mac=self.mac.compute(_canonical(generation, new)))
+        move = (
+            update(tenancy_generation)
+            .where(tenancy_generation.c.generation == before)
+            .values(generation=state.generation, mac=state.mac)
+        )
+        with self._errors("written"), self._engine.begin() as connection:
+            if connection.execute(move).rowcount != 1:
+                raise TenantConflictError("The tenants were changed at the same time. Try again.")
+            yield connection, new
+        self.mac.accept(state)
+
+    def _read(self) -> tuple[RosterState, _Rows]:
+        for _ in range(_READS):
+            with self._reader.begin() as connection:
+                state = _read_state(connection)
+                rows = {table: _read_rows(connection, table) for table in (tenants, api_keys)}
+                # Every change moves the state: if it is the same, no change came between the statements.
+                if _read_state(connection) == state:
+                    return state, rows
+        raise TenantsUnavailableError("the tenants are changed all the time: try again")
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
@@ -81,8 +142,45 @@ class SqlTenantStore(SqlStore):
             raise TenantsUnavailableError(message) from error
 
 
-def _read_generation(connection: Connection) -> int:
-    return int(connection.execute(select(tenancy_generation.c.generation)).scalar_one())
+def open_tenant_store(installation: Installation) -> SqlTenantStore:
+    """On the database of a data directory, for one reader; the caller closes it."""
+    return SqlTenantStore(installation.database_url, RosterMac.of(installation))
+
+
+def roster_digest(generation: int, after: tuple[Tenant, ...]) -> str:
+    """What an entry says of the tenants and keys that result from a change."""
+    return digest_of(_canonical(generation, _rows(after)))
+
+
+def _canonical(generation: int, rows: _Rows) -> bytes:
+    """The same bytes for the same rows, from any database; without nulls, so a column can be added."""
+    content = {
+        table.name: [
+            {name: value for name, value in row.items() if value is not None}
+            for _, row in sorted(found.items())
+        ]
+        for table, found in rows.items()
+    }
+    named = {"generation": generation, **content}
+    return json.dumps(named, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _read_state(connection: Connection) -> RosterState:
+    row = connection.execute(select(tenancy_generation)).one()
+    return RosterState(generation=int(row.generation), mac=row.mac)
+
+
+def _read_rows(connection: Connection, table: Table) -> dict[str, dict[str, Any]]:
+    (primary,) = table.primary_key.columns
+    return {row[primary.name]: dict(row) for row in connection.execute(select(table)).mappings()}
+
+
+def _decode(generation: int, rows: _Rows) -> Roster:
+    keys: dict[str, list[ApiKey]] = {}
+    for row in rows[api_keys].values():
+        keys.setdefault(row["tenant"], []).append(_decode_key(row))
+    found = [_decode_tenant(row, keys.get(row["name"], [])) for row in rows[tenants].values()]
+    return Roster(generation=generation, tenants=sorted_tenants(found))
 
 
 def _rows(all_tenants: tuple[Tenant, ...]) -> dict[Table, dict[str, dict[str, Any]]]:
@@ -95,7 +193,10 @@ def _rows(all_tenants: tuple[Tenant, ...]) -> dict[Table, dict[str, dict[str, An
 
 
 def _replace_rows(
-    connection: Connection, table: Table, old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]
+    connection: Connection,
+    table: Table,
+    old: Mapping[str, Mapping[str, Any]],
+    new: Mapping[str, Mapping[str, Any]],
 ) -> None:
     (primary,) = table.primary_key.columns
     for name in old.keys() - new.keys():
@@ -112,8 +213,8 @@ def _encode_tenant(tenant: Tenant) -> dict[str, Any]:
     return {"name": tenant.name, **policy, **{name: json.dumps(policy[name]) for name in _AS_JSON}}
 
 
-def _decode_tenant(row: Row[Any], keys: list[ApiKey]) -> Tenant:
-    policy = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+def _decode_tenant(row: Mapping[str, Any], keys: list[ApiKey]) -> Tenant:
+    policy = dict(row)
     name = policy.pop("name")
     policy |= {member: json.loads(policy[member]) for member in _AS_JSON}
     return parse_policy(name, policy).with_keys(tuple(keys))
@@ -130,8 +231,8 @@ def _encode_key(tenant: str, key: ApiKey) -> dict[str, Any]:
     }
 
 
-def _decode_key(row: Row[Any]) -> ApiKey:
-    values = dict(row._mapping)  # noqa: SLF001 - as above
+def _decode_key(row: Mapping[str, Any]) -> ApiKey:
+    values = dict(row)
     del values["tenant"]
     models, scopes = values.pop("models"), values.pop("scopes")
     return ApiKey(

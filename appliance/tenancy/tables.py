@@ -1,7 +1,8 @@
 """
 The tables of tenants and keys, as the newest migration leaves them.
 
-Lists and limits are JSON text in the format of the tenants file.  Times are Unix time.
+Lists and limits are JSON text in the format of the tenants file.  Times are Unix time.  The MAC covers every
+column that is not null: a new column has to be nullable, so that existing MACs stay valid.
 """
 
 from sqlalchemy import BigInteger, Boolean, Column, Integer, MetaData, Table, Text
@@ -44,4 +45,5 @@ tenancy_generation = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("generation", BigInteger, nullable=False),
+    Column("mac", Text),
 )

@@ -1,8 +1,9 @@
 """
 Polls the database of tenants while a gateway runs, so that changes apply on all gateways.
 
-While the database cannot be read, the last state stays in force: serving must not depend on it.  Keys
-revoked meanwhile still work; metrics and readiness show the age of the state.
+While the database cannot be read, or holds what no gateway wrote, the last state stays in force: serving must
+not depend on it.  Keys revoked meanwhile still work, for `stale_seconds` at most; metrics and readiness show
+the age of the state.
 """
 
 import asyncio
@@ -28,10 +29,12 @@ class TenantWatch:
         directory: TenantDirectory,
         logger: Logger,
         clock: Callable[[], float],
+        stale_seconds: float | None,
         seconds: float = POLL_SECONDS,
     ) -> None:
+        """`clock` is monotonic; `stale_seconds` is None for no bound."""
         self._store, self._directory, self._logger = store, directory, logger
-        self._clock, self._seconds = clock, seconds
+        self._clock, self._seconds, self._stale_seconds = clock, seconds, stale_seconds
         self._read_at = clock()
         self._failure: str | None = None
         self.generation = 0
@@ -54,6 +57,13 @@ class TenantWatch:
             return None
         reason = self._failure or "the database does not answer"
         return f"tenants and keys were last read {self.age_seconds:.0f} s ago: {reason}"
+
+    def refuse_if_stale(self) -> None:
+        """Raises TenantsUnavailableError once a revocation can be unknown for longer than is allowed."""
+        if self._stale_seconds is not None and self.age_seconds > self._stale_seconds:
+            raise TenantsUnavailableError(
+                f"Keys could not be checked for {self.age_seconds:.0f} s. Try again later."
+            )
 
     def apply(self, roster: Roster) -> None:
         self._directory.replace(roster.tenants)

@@ -1,7 +1,8 @@
 """Tenants and keys in both databases: what is written is read, and no change undoes another."""
 
+import shutil
 import threading
-from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,26 +11,28 @@ from appliance.audit.append import append_entry
 from appliance.audit.entry_types import EntryType
 from appliance.audit.migrate import copy_log
 from appliance.audit.store import Head
-from appliance.errors import TenantConflictError, TenantsUnavailableError
+from appliance.errors import TenantConflictError, TenantsAlteredError, TenantsUnavailableError
 from appliance.infra import schema
 from appliance.infra.schema import grants
-from appliance.tenancy import AdminScope, Tenant, encode_tenants, parse_tenants
+from appliance.tenancy import AdminScope, Limits, Tenant, encode_tenants, parse_tenants
 from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key, rotate_key
 from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import SqlTenantStore
 from tests.grower import Grower
-from tests.unit.tenancy.states import ADMIN, OTHER, STORED, TENANTS
+from tests.roster import roster_mac
+from tests.unit.tenancy.states import ADMIN, STORED, TENANTS
+from tests.unit.tenancy.states import OTHER as SUCCESSOR
 
 ACME = Tenant(name="acme", keys=(STORED,))
 
 
 @pytest.fixture
-def open_tenants(open_store):
+def open_tenants(open_store, tmp_path):
     """Open stores of tenants on databases that have their tables."""
     opened = []
 
-    def open_(url):
-        opened.append(SqlTenantStore(url))
+    def open_(url, machine="machine"):
+        opened.append(SqlTenantStore(url, roster_mac(tmp_path / machine)))
         return opened[-1]
 
     yield open_
@@ -101,7 +104,7 @@ def test_change_writes_only_changed_rows(store, url, execute):
     roster = store.write(store.read(), (ACME, Tenant(name="other")))
     execute(url, "UPDATE tenants SET priority = 'urgent' WHERE name = 'other'")
     store.write(roster, revoke_key(roster.tenants, STORED.key_id, now=5))
-    with pytest.raises(TenantsUnavailableError, match="priority must be interactive"):
+    with pytest.raises(TenantsAlteredError, match="MAC key"):
         store.read()
 
 
@@ -110,7 +113,7 @@ def test_unreadable_row_is_an_error_and_never_a_default(store, url, execute, col
     """A limit that cannot be read must not be no limit."""
     store.write(store.read(), (ACME,))
     execute(url, f"UPDATE tenants SET {column} = 'nonsense'")
-    with pytest.raises(TenantsUnavailableError, match="cannot be understood") as caught:
+    with pytest.raises(TenantsAlteredError) as caught:
         store.read()
     assert "\n" not in str(caught.value)
 
@@ -156,7 +159,7 @@ def test_an_admin_key_from_before_scopes_has_all_of_them(
     schema.upgrade_database(url)
     store = open_tenants(url)
     before = store.read()
-    store.write(before, rotate_key(before.tenants, ADMIN.key_id, OTHER, now=5, overlap_seconds=5))
+    store.write(before, rotate_key(before.tenants, ADMIN.key_id, SUCCESSOR, now=5, overlap_seconds=5))
     (operator,) = store.read().tenants
     assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 10
 
@@ -197,6 +200,115 @@ def test_tenants_move_with_the_log(postgres, sqlite_url, open_store, open_tenant
     target = postgres.new_database()
     schema.upgrade_database(target)
     copy_log(sqlite_url, target, progress=lambda _done, _total: None)
-    with closing(SqlTenantStore(target)) as moved:
-        assert moved.read().tenants == written.tenants
-        assert moved.generation() > 0
+    moved = open_tenants(target)
+    assert moved.read() == written
+
+
+INSERTED = (
+    "INSERT INTO api_keys (key_id, tenant, digest, admin) "
+    f"VALUES ('aaaabbbb', 'acme', '{STORED.digest}', {{yes}})"
+)
+REVOKED_KEY = "ccccdddd"
+ATTACKS = {
+    "insert an admin key": (INSERTED,),
+    "make a key an admin key": (f"UPDATE api_keys SET admin = {{yes}} WHERE key_id = '{STORED.key_id}'",),
+    "un-revoke a key": (f"UPDATE api_keys SET revoked_at = NULL WHERE key_id = '{REVOKED_KEY}'",),
+    "un-expire a key": (f"UPDATE api_keys SET expires_at = NULL WHERE key_id = '{REVOKED_KEY}'",),
+    "swap digests": (f"UPDATE api_keys SET digest = '{'ab' * 32}' WHERE key_id = '{ADMIN.key_id}'",),
+    "move a key to another tenant": ("UPDATE api_keys SET tenant = 'other'",),
+    "give models": ("UPDATE tenants SET models = '[\"*\"]' WHERE name = 'other'",),
+    "lift limits": ("UPDATE tenants SET limits = '{{}}' WHERE name = 'other'",),
+    "delete a key": (f"DELETE FROM api_keys WHERE key_id = '{REVOKED_KEY}'",),
+    "delete a tenant": ("DELETE FROM tenants WHERE name = 'other'",),
+    "add a tenant": (
+        ("INSERT INTO tenants SELECT 'mine', models, speculation, content, priority, may, limits, disabled "
+        "FROM tenants WHERE name = 'acme'"),
+    ),
+    "begin again without tenants": (
+        "DELETE FROM api_keys",
+        "DELETE FROM tenants",
+        "UPDATE tenancy_generation SET generation = 0, mac = NULL",
+    ),
+    "remove the MAC": (INSERTED, "UPDATE tenancy_generation SET mac = NULL, generation = generation + 1"),
+}
+OTHER = Tenant(name="other", models=("demo",), limits=Limits(requests_per_minute=1))
+REVOKED = replace(STORED, key_id=REVOKED_KEY, revoked_at=5, expires_at=9)
+
+
+@pytest.fixture
+def written(store):
+    """Tenants and keys that were written in order."""
+    keys = (STORED, REVOKED, ADMIN)
+    return store.write(store.read(), sorted_tenants((Tenant(name="acme", keys=keys), OTHER)))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_the_owner_of_the_database_changes_is_refused(
+    url, store, written, execute, open_tenants, attack
+):
+    """By the machine that wrote before and by another one with the same key, with and without a new number."""
+    for statement in ATTACKS[attack]:
+        execute(url, statement.format(yes="true" if "postgresql" in url else "1"))
+    for opened in (
+        store,
+        store if attack == "begin again without tenants" else joined(open_tenants, url, store),
+    ):
+        with pytest.raises(TenantsAlteredError) as caught:
+            opened.read()
+        assert "`appliance tenant seal`" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        execute(url, "UPDATE tenancy_generation SET generation = generation + 1")
+
+
+def test_a_complete_older_state_is_refused(url, store, written, execute, open_tenants):
+    """Its MAC is right; what knows better is the memory of the machine, also after a restart."""
+    newer = store.write(written, revoke_key(written.tenants, STORED.key_id, now=5))
+    mac = store.read_unverified().state.mac
+    older = joined(open_tenants, url, store, "another")
+    older.rewrite(newer.generation, written.generation, written.tenants)
+    for opened in (store, open_tenants(url)):
+        with pytest.raises(TenantsAlteredError, match="older than"):
+            opened.read()
+        with pytest.raises(TenantsAlteredError, match="older than"):
+            opened.generation()
+    older.rewrite(written.generation, newer.generation, newer.tenants)
+    assert store.read_unverified().state.mac == mac
+    assert store.read() == newer
+
+
+def test_another_state_of_the_same_generation_is_refused(url, store, written, open_tenants):
+    """A machine without a memory was shown an older state, and changed that."""
+    joined(open_tenants, url, store, "another").rewrite(
+        written.generation, written.generation, written.tenants[1:]
+    )
+    with pytest.raises(TenantsAlteredError, match="differ"):
+        store.generation()
+
+
+def test_gateways_with_one_key_read_each_others_changes(url, store, written, open_tenants):
+    other = joined(open_tenants, url, store)
+    assert other.read() == written
+    changed = other.write(written, revoke_key(written.tenants, STORED.key_id, now=5))
+    assert store.read() == changed
+
+
+def test_without_the_key_nothing_is_read_or_written(url, store, written, open_tenants):
+    other = open_tenants(url, "without")
+    for attempt in (other.read, lambda: other.write(written, ())):
+        with pytest.raises(TenantsUnavailableError, match=r"does not exist: copy it from another gateway"):
+            attempt()
+    assert store.read() == written
+
+
+def test_the_role_of_gateways_alone_makes_no_key_valid(url, store, written, execute):
+    """It may write the tables; the key is what counts."""
+    execute(url, "UPDATE tenancy_generation SET mac = '" + "0" * 64 + "', generation = generation + 1")
+    with pytest.raises(TenantsAlteredError):
+        store.read()
+
+
+def joined(open_tenants, url, store, machine="joined"):
+    """The store of another machine with the same key, which has read nothing yet."""
+    other = open_tenants(url, machine)
+    shutil.copy2(store.mac.key, other.mac.key)
+    return other

@@ -28,7 +28,7 @@ from appliance.serving.weights import load_weights
 from appliance.sovereignty.environment import offline_environment
 from appliance.tenancy import Tenant
 from appliance.tenancy.moments import parse_moment
-from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.store import open_tenant_store
 
 ANY_LENGTH = 32768
 """Maximum tokens of a sample if the target's config states no context."""
@@ -140,7 +140,7 @@ def _permitted(settings: Settings, named: list[str]) -> list[str]:
 
 
 def _tenants(settings: Settings) -> tuple[Tenant, ...]:
-    with closing(SqlTenantStore(locate(settings).database_url)) as store:
+    with closing(open_tenant_store(locate(settings))) as store:
         return store.read().tenants
 
 

@@ -45,7 +45,7 @@ def judge_settings_file(path: Path | None, mode: int | None) -> Check:
 def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
     settings, installation = inquiry.settings, inquiry.installation
     key, master = installation.signing_key, settings.audit.payload_master_key_file
-    strict = [key, mldsa_path(key), master]
+    strict = [key, mldsa_path(key), master, installation.tenants_mac_key]
     other = [
         installation.control_token,
         installation.admin_key,

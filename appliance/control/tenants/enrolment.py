@@ -6,17 +6,21 @@ makes the tenants `operator` and `demo` with a key each; with a file there is no
 if the file has none.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from appliance.audit.store import SqlAuditStore
 from appliance.control.tenants.registrar import Registrar
-from appliance.errors import ConfigurationError
+from appliance.control.tenants.sealing import read_plan
+from appliance.errors import ConfigurationError, TenantConflictError
 from appliance.infra.data_directory import Installation
 from appliance.infra.files import write_private
 from appliance.tenancy import KEY_BYTES, ApiKey, Tenant, make_key, parse_tenants
 from appliance.tenancy.edits import Tenants, add_key, import_tenants
 from appliance.tenancy.roster import Roster, has_admin
+from appliance.tenancy.store import SqlTenantStore
 
 OPERATOR = "operator"
 DEMO = "demo"
@@ -64,6 +68,32 @@ async def enrol(
     if lacks_admin and admin.key_id not in made:
         installation.admin_key.unlink(missing_ok=True)
     return after, {purpose: text for purpose, (text, key) in shown.items() if key.key_id in made}
+
+
+async def seal_upgraded(
+    registrar: Registrar,
+    store: SqlTenantStore,
+    log: SqlAuditStore,
+    *,
+    continues: bool,
+    actor: str,
+    clock: Callable[[], float],
+) -> None:
+    """
+    Give tenants and keys of a version without MACs their first one; otherwise do nothing.
+
+    Only if the log agrees with them and never recorded a MAC: one that was removed stays missing, and the
+    start fails.  `continues` is whether this machine has signed this log before, so that it is the true one.
+    """
+    stored = await asyncio.to_thread(store.read_unverified)
+    if not continues or stored.state.mac is not None or stored.state.generation == 0:
+        return
+    plan = await asyncio.to_thread(read_plan, store, log, clock())
+    if not plan.was_sealed and not plan.findings:
+        try:
+            await registrar.seal(plan, actor=actor)
+        except TenantConflictError:
+            return  # another gateway was first
 
 
 def _with_key(tenants: Tenants, tenant: Tenant, key: ApiKey) -> Tenants:

@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from appliance.audit.entry_types import EntryType
+from appliance.control.tenants.sealing import NOT_IN_LOG, SealingPlan
 from appliance.control.tenants.tenant_changes import TenantChange, changes_between
 from appliance.errors import TenantConflictError
 from appliance.tenancy.roster import Roster, sorted_tenants
-from appliance.tenancy.store import TenantStore
+from appliance.tenancy.store import TenantStore, roster_digest
 from appliance.tenancy.tenant import Tenant
 
 TRIES = 5  # of a change that conflicts with others
@@ -58,6 +60,7 @@ class Registrar:
                     if change not in recorded:
                         await self._record(change.type, **change.fields, actor=actor)
                         recorded.append(change)
+                await self._record_state(before.generation + 1, after, actor)
                 try:
                     written = await asyncio.to_thread(self._store.write, before, after)
                 except TenantConflictError:
@@ -65,3 +68,19 @@ class Registrar:
                 self._adopt(written)
                 return written
         raise TenantConflictError("Others change the tenants all the time. Try again.")
+
+    async def seal(self, plan: SealingPlan, *, actor: str) -> Roster:
+        """Give all rows a new MAC, corrected as the plan says; raises as `apply`, for the first conflict."""
+        async with self._turn:
+            for change in changes_between(plan.before.tenants, plan.after, reason=NOT_IN_LOG):
+                await self._record(change.type, **change.fields, actor=actor)
+            await self._record_state(plan.generation, plan.after, actor)
+            written = await asyncio.to_thread(
+                self._store.rewrite, plan.before.generation, plan.generation, plan.after
+            )
+            self._adopt(written)
+            return written
+
+    async def _record_state(self, generation: int, after: tuple[Tenant, ...], actor: str) -> None:
+        digest = roster_digest(generation, after)
+        await self._record(EntryType.TENANTS_SEALED, generation=generation, digest=digest, actor=actor)

@@ -23,7 +23,7 @@ from appliance.errors import DraftNotFoundError, DraftRefusedError, DraftStorage
 from appliance.infra.data_directory import locate
 from appliance.infra.files import sync_directory, write_private
 from appliance.infra.settings import Settings
-from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.store import open_tenant_store
 
 DATASETS = "datasets"
 SUFFIX = ".json"
@@ -90,7 +90,7 @@ def open_dataset(settings: Settings, name: str) -> Dataset:
     """Open a data set by its digest or a prefix of its hex digits, which only one data set may have."""
 
     def permitted() -> Collection[str]:
-        with closing(SqlTenantStore(locate(settings).database_url)) as store:
+        with closing(open_tenant_store(locate(settings))) as store:
             return frozenset(tenant.name for tenant in store.read().tenants if still_allows(tenant))
 
     return Dataset(

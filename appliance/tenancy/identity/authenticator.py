@@ -6,7 +6,7 @@ A key or token takes precedence; the certificate alone counts without either.  W
 that are not understood are refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from appliance.errors import InvalidApiKeyError
 from appliance.infra.settings import TlsSettings
@@ -25,7 +25,10 @@ class Authenticator:
         *,
         provider: IdentityProvider | None = None,
         tls: TlsSettings | None = None,
+        refuse: Callable[[], None] = lambda: None,
     ) -> None:
+        """`refuse` raises TenantsUnavailableError while no credential can be checked."""
+        self._refuse = refuse
         self._directory, self._provider, self._tls = directory, provider, tls or TlsSettings()
 
     def identify(
@@ -34,8 +37,10 @@ class Authenticator:
         """
         The caller of a request with these headers (names in lower case) and this connection's certificate.
 
-        Raises RefusedCallerError, with the same message always, and the reason for operators.
+        Raises RefusedCallerError, with the same message always, and the reason for operators;
+        TenantsUnavailableError, whatever the credential, while none can be checked.
         """
+        self._refuse()
         credential = presented(headers)
         if credential is None:
             if certificate is None:

@@ -14,6 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
 from appliance.cli.register import parse_expiry
@@ -22,6 +23,7 @@ from appliance.infra.os_account import account_name
 from appliance.tenancy import Limits, Tenant, TenantDirectory, digest_key
 from appliance.tenancy.roster import Roster, find_key, find_tenant
 from appliance.tenancy.store import SqlTenantStore
+from tests.roster import roster_mac
 from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
 
 NOW = 1_800_000_000
@@ -59,14 +61,19 @@ class Site:
         return self.store.read().tenants
 
     def entries(self) -> list[dict[str, Any]]:
+        """Without the states that changes lead to."""
         leaves = [decode(leaf.leaf) for leaf in self.log.leaves(0, 1000)]
-        return [{"type": str(entry.type), **entry.fields} for entry in leaves]
+        return [
+            {"type": str(entry.type), **entry.fields}
+            for entry in leaves
+            if entry.type != EntryType.TENANTS_SEALED
+        ]
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     url = f"sqlite:///{tmp_path / 'audit.db'}"
-    with closing(SqlAuditStore(url)) as log, closing(SqlTenantStore(url)) as store:
+    with closing(SqlAuditStore(url)) as log, closing(SqlTenantStore(url, roster_mac(tmp_path))) as store:
         site = Site(data=tmp_path, store=store, log=log)
         operator = Tenant(name="operator", models=(), keys=(ADMIN,))
         store.write(Roster(), (Tenant(name="acme", keys=(STORED,)), operator))

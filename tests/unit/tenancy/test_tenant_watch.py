@@ -63,7 +63,14 @@ def watch(store, directory, now, logged):
         processors=[lambda _logger, _level, event: logged.append(event["event"]) or ""],
         wrapper_class=structlog.make_filtering_bound_logger(0),
     )
-    return TenantWatch(store=store, directory=directory, logger=logger, clock=lambda: now[0], seconds=0.001)
+    return TenantWatch(
+        store=store,
+        directory=directory,
+        logger=logger,
+        clock=lambda: now[0],
+        stale_seconds=900,
+        seconds=0.001,
+    )
 
 
 async def test_change_on_another_gateway_applies_at_the_next_poll(watch, store, directory):
@@ -82,13 +89,6 @@ async def test_without_changes_only_the_generation_is_read(watch, store):
     assert store.reads == 1
 
 
-async def test_restored_database_is_applied(watch, store, directory):
-    await watch.poll()
-    store.roster = Roster(generation=0)
-    await watch.poll()
-    assert (directory.tenants, watch.generation) == ((), 0)
-
-
 async def test_lost_database_keeps_the_state_and_warns(watch, store, directory, now, logged):
     """What was read last stays in force; operators see since when, and that it is over."""
     await watch.poll()
@@ -104,6 +104,21 @@ async def test_lost_database_keeps_the_state_and_warns(watch, store, directory, 
     await watch.poll()
     assert (watch.warning, watch.age_seconds) == (None, 0)
     assert logged == ["tenants_unavailable", "tenants_available"]
+
+
+async def test_callers_are_refused_once_revocations_may_be_unknown_for_too_long(watch, store, now):
+    """A key that was revoked while the database was away must not work for ever."""
+    await watch.poll()
+    store.failure = "connection refused"
+    now[0] += 900
+    await watch.poll()
+    watch.refuse_if_stale()
+    now[0] += 1
+    with pytest.raises(TenantsUnavailableError, match="could not be checked for 901 s"):
+        watch.refuse_if_stale()
+    store.failure = None
+    await watch.poll()
+    watch.refuse_if_stale()
 
 
 async def test_silent_database_warns(watch, now):

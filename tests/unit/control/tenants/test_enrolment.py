@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.control.tenants.enrolment import enrol
 from appliance.control.tenants.registrar import Registrar
@@ -16,6 +17,7 @@ from appliance.infra.settings import DataSettings, Settings
 from appliance.tenancy import Tenant, TenantDirectory, encode_tenants
 from appliance.tenancy.edits import delete_tenant, revoke_key
 from appliance.tenancy.store import SqlTenantStore
+from tests.roster import roster_mac
 from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
 
 
@@ -29,7 +31,8 @@ class Site:
         self.registrar = Registrar(store=store, record=self._record)
 
     async def _record(self, entry_type, **fields):
-        self.recorded.append((str(entry_type), fields["actor"]))
+        if entry_type != EntryType.TENANTS_SEALED:
+            self.recorded.append((str(entry_type), fields["actor"]))
 
     async def start(self, file=None):
         """Start; returns the directory in force, and the keys shown."""
@@ -45,7 +48,7 @@ def open_site(tmp_path):
     """Data directories that share a database."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     SqlAuditStore(url).close()
-    with closing(SqlTenantStore(url)) as store:
+    with closing(SqlTenantStore(url, roster_mac(tmp_path))) as store:
 
         def open_(name="data"):
             site = Site(tmp_path / name, store)

@@ -29,9 +29,10 @@ from appliance.drafts.harvest.content_vault import ContentVault
 from appliance.drafts.harvest.conversation import Skipped
 from appliance.drafts.harvest.rendering import render
 from appliance.drafts.harvest.sample import TrainingSample
+from appliance.infra.data_directory import locate
 from appliance.infra.settings import AuditSettings, DataSettings, Settings
 from appliance.tenancy import ContentPolicy, Permission, Tenant
-from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.store import open_tenant_store
 from tests.clock import Clock
 
 ORIGIN = "site.example/audit"
@@ -252,7 +253,7 @@ class HarvestSite:
 
     def tenants(self, *tenants: Tenant) -> None:
         """Make these the tenants of the site."""
-        with closing(SqlTenantStore(self.url)) as store:
+        with closing(open_tenant_store(locate(self.settings))) as store:
             store.write(store.read(), tenants)
 
     def entries(self, *types: EntryType) -> list[dict[str, Any]]:
