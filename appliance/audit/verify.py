@@ -15,7 +15,7 @@ operator is consistent.
 
 Exit codes: 0 valid, 10 valid with erased payloads, 1 cannot be used (arguments, files), 2 invalid,
 3 diverged from a checkpoint that was held or cosigned, 4 incomplete, 5 not cosigned by as many witnesses as
-were asked for.  It fails closed: what it cannot read is invalid.
+were asked for, 6 keys acted that no entry created.  It fails closed: what it cannot read is invalid.
 """
 
 import argparse
@@ -52,6 +52,7 @@ LONGEST_NAME = 255
 SHOWN = 20
 """Problems and requests that are listed; the rest is counted."""
 
+_KEY_ID = re.compile(r"[a-z2-7]{8}")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
 
@@ -63,6 +64,7 @@ class ExitCode(IntEnum):
     DIVERGED = 3
     INCOMPLETE = 4
     UNWITNESSED = 5
+    UNKNOWN_KEYS = 6
     ERASED = 10
 
 
@@ -73,6 +75,7 @@ MEANINGS = {
     ExitCode.DIVERGED: "diverged: not a continuation of a checkpoint that was held or cosigned",
     ExitCode.INCOMPLETE: "authentic but incomplete: requests without an end, or an admitted gap",
     ExitCode.UNWITNESSED: "authentic, but cosigned by fewer witnesses than were asked for",
+    ExitCode.UNKNOWN_KEYS: "authentic, but API keys acted that no entry created",
     ExitCode.ERASED: "valid and complete; payloads were erased, which entries say",
 }
 
@@ -215,6 +218,12 @@ class Report:
     entries_by_type: Counter[str] = field(default_factory=Counter)
     open_requests: dict[str, int] = field(default_factory=dict)
     """Requests with an intent and no end, and the index of the intent."""
+    created_keys: set[str] = field(default_factory=set)
+    """Ids of API keys that `key.created` and `key.rotated` introduced."""
+    unknown_keys: dict[str, int] = field(default_factory=dict)
+    """Other keys that acted, and the index of the first entry that names them."""
+    unrecorded_keys: dict[str, int] = field(default_factory=dict)
+    """The same before the first key was introduced: this log may not record keys."""
     missing_entries: int = 0
     """Entries that `audit.gap` admits are missing."""
     erased_payloads: int = 0
@@ -249,6 +258,8 @@ class Report:
             return ExitCode.INVALID
         if self.diverged:
             return ExitCode.DIVERGED
+        if self.unknown_keys:
+            return ExitCode.UNKNOWN_KEYS
         if len(self.cosigned) < self.witnesses.needed:
             return ExitCode.UNWITNESSED
         if self.open_requests or self.gaps:
@@ -519,6 +530,7 @@ class EntryCheck:
             raise InvalidError("has an id that was used before")
         self._ids.add(entry["id"])
         see_payload(report, index, entry)
+        see_keys(report, index, entry)
         match entry["type"]:
             case "request.intent":
                 request = _text(entry, "request_id")
@@ -535,6 +547,19 @@ class EntryCheck:
                 report.missing_entries += _number(entry, "entries")
             case "erasure":
                 report.erased_payloads += _number(entry, "payloads")
+
+
+def see_keys(report: Report, index: int, entry: dict[str, Any]) -> None:
+    """Follow which API keys entries introduce, and which act; tokens, certificates and commands have none."""
+    named = [str(entry.get("actor", "")).removeprefix("console:")]
+    if entry["type"] in {"key.created", "key.rotated"}:
+        report.created_keys.add(_text(entry, "key_id"))
+    elif entry["type"] != "key.revoked":
+        named.append(str(entry.get("key_id", "")))
+    for key in named:
+        if _KEY_ID.fullmatch(key) and key not in report.created_keys:
+            found = report.unknown_keys if report.created_keys else report.unrecorded_keys
+            found.setdefault(key, index)
 
 
 # 5. Rotation of the signing key.
@@ -818,6 +843,14 @@ def render(report: Report) -> str:
             for name, at in [*report.open_requests.items()][:SHOWN]
         ),
     ]
+    lines += [
+        ("UNKNOWN KEY", f"{_show(key)}, which no entry created, acts in entry {at}")
+        for key, at in [*report.unknown_keys.items()][:SHOWN]
+    ]
+    if report.unrecorded_keys:
+        lines.append(
+            ("keys", f"{len(report.unrecorded_keys)} acted before the first one that an entry created")
+        )
     if report.gaps:
         lines.append(("gaps", f"{report.gaps}, admitting {report.missing_entries} missing entries"))
     if report.entries_by_type["erasure"]:
@@ -850,6 +883,8 @@ def render_json(report: Report) -> str:
         "checkpoint_verified": report.checkpoint_verified,
         "entries_by_type": dict(sorted(report.entries_by_type.items())),
         "open_requests": list(report.open_requests),
+        "unknown_keys": list(report.unknown_keys),
+        "unrecorded_keys": list(report.unrecorded_keys),
         "aborted_requests": report.entries_by_type["request.aborted"],
         "gaps": report.gaps,
         "missing_entries": report.missing_entries,

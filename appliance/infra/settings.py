@@ -209,6 +209,8 @@ class OidcSettings(Section):
     """Accepted signature algorithms; unsigned tokens and shared secrets are never accepted."""
     leeway_seconds: Annotated[float, Field(ge=0, le=300)] = 30.0
     """Maximum difference between the provider's clock and this one."""
+    max_lifetime_seconds: Annotated[float, Field(ge=60)] = 86400.0
+    """Maximum time from `iat` to `exp` of an accepted token."""
     tenant_claim: str = "tenant"
     """Claim with the tenant: a string, or a list of strings such as groups."""
     tenants: dict[str, str] = {}

@@ -221,8 +221,10 @@ ATTACKS = {
     "delete a key": (f"DELETE FROM api_keys WHERE key_id = '{REVOKED_KEY}'",),
     "delete a tenant": ("DELETE FROM tenants WHERE name = 'other'",),
     "add a tenant": (
-        ("INSERT INTO tenants SELECT 'mine', models, speculation, content, priority, may, limits, disabled "
-        "FROM tenants WHERE name = 'acme'"),
+        (
+            "INSERT INTO tenants SELECT 'mine', models, speculation, content, priority, may, limits, "
+            "disabled FROM tenants WHERE name = 'acme'"
+        ),
     ),
     "begin again without tenants": (
         "DELETE FROM api_keys",
@@ -246,7 +248,7 @@ def written(store):
 def test_what_the_owner_of_the_database_changes_is_refused(
     url, store, written, execute, open_tenants, attack
 ):
-    """By the machine that wrote before and by another one with the same key, with and without a new number."""
+    """By the machine that wrote before and by another one with the same key, under the old number and new."""
     for statement in ATTACKS[attack]:
         execute(url, statement.format(yes="true" if "postgresql" in url else "1"))
     for opened in (

@@ -145,6 +145,8 @@ async def test_refused_tokens_read_alike_and_the_log_says_why(serve, oidc):
     tokens = {
         "token_signature": Provider().token(groups=["lab"]),
         "token_expired": PROVIDER.token(exp=1),
+        "token_type": PROVIDER.token(groups=["lab"], nonce="n"),
+        "token_lifetime": PROVIDER.token(groups=["lab"], iat=1),
         "token_audience": PROVIDER.token(aud="another"),
         "token_tenant": PROVIDER.token(groups=["staff"]),
         "token_key_unknown": Provider("k9").token(),

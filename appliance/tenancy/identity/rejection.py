@@ -26,6 +26,10 @@ class RefusalReason(StrEnum):
     TOKEN_ISSUER = "token_issuer"  # noqa: S105 - as above
     TOKEN_AUDIENCE = "token_audience"  # noqa: S105 - as above
     TOKEN_CLAIM_MISSING = "token_claim_missing"  # noqa: S105 - as above
+    TOKEN_TYPE = "token_type"  # noqa: S105 - as above
+    """An ID token, or another kind that is not an access token."""
+    TOKEN_LIFETIME = "token_lifetime"  # noqa: S105 - as above
+    """Valid for longer than `oidc.max_lifetime_seconds`."""
     TOKEN_TENANT = "token_tenant"  # noqa: S105 - as above
     """Its claim maps to no tenant, to an unknown one, or to several."""
     CERTIFICATE_MISSING = "certificate_missing"

@@ -1,8 +1,9 @@
 """
-Bearer tokens (JWT, RFC 7519) of an identity provider: signature, claims and tenant.
+Bearer tokens (JWT, RFC 7519) of an identity provider: signature, kind, claims and tenant.
 
 PyJWT verifies the signature and the registered claims, with the same `cryptography` as the audit log.  The
-allowed algorithms of a key are fixed here, never by the token (RFC 8725).
+allowed algorithms of a key are fixed here, never by the token (RFC 8725).  Only access tokens are
+credentials: an ID token tells a client who logged in, and reaches places that access tokens do not.
 """
 
 import hashlib
@@ -20,7 +21,14 @@ from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerErr
 from appliance.tenancy.keys import AdminScope
 
 MAX_TOKEN_CHARACTERS = 16 * 2**10
-REQUIRED = ["exp", "iss", "aud", "sub"]
+REQUIRED = ["exp", "iat", "iss", "aud", "sub"]
+ACCESS_TOKEN = "at+jwt"  # noqa: S105 - the type of RFC 9068
+TYPES = frozenset({ACCESS_TOKEN, "jwt"})
+"""Accepted `typ` of a header, in lower case without `application/`; many providers write `JWT` or nothing."""
+BEARER = "bearer"
+"""The claim `typ` of Keycloak's access tokens; its ID tokens have `ID` there."""
+OF_ID_TOKENS = frozenset({"nonce", "at_hash", "c_hash", "s_hash"})
+"""Claims that OpenID Connect defines for ID tokens."""
 REMEMBERED = 4096
 """Maximum cached tokens; an entry takes about 500 bytes."""
 DIGEST_CHARACTERS = 16
@@ -72,7 +80,22 @@ def verify_token(token: str, keys: KeySet, settings: OidcSettings) -> Bearer:
     except (ValueError, TypeError, RecursionError) as error:
         # A hostile token must not crash the library's caller.
         raise RefusedCallerError(RefusalReason.TOKEN_MALFORMED) from error
+    if not _is_access_token(header, claims):
+        raise RefusedCallerError(RefusalReason.TOKEN_TYPE)
+    if int(claims["exp"]) - int(claims["iat"]) > settings.max_lifetime_seconds:
+        raise RefusedCallerError(RefusalReason.TOKEN_LIFETIME)
     return read_claims(claims, settings)
+
+
+def _is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
+    """By its type, where it has one; an untyped token must have no claim of an ID token."""
+    kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
+    claimed = str(claims.get("typ", "")).lower()
+    if kind not in TYPES or claimed not in {"", BEARER}:
+        return False
+    # Keycloak before 25 writes `nonce` into access tokens too.
+    is_typed = kind == ACCESS_TOKEN or claimed == BEARER
+    return is_typed or OF_ID_TOKENS.isdisjoint(claims)
 
 
 def read_claims(claims: Mapping[str, Any], settings: OidcSettings) -> Bearer:

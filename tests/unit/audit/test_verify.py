@@ -86,7 +86,7 @@ def make(signer, intent, outcome):
                 id=new_entry_id(count, count.to_bytes(10)),
                 type=entry_type,
                 time=TIME,
-                fields=known[entry_type] | fields,
+                fields=known.get(entry_type, {}) | fields,
             )
         )
 
@@ -121,6 +121,42 @@ def test_a_whole_log_is_valid(write, check, leaves, make):
     assert report.entries_by_type == {"request.intent": 6, "request.outcome": 5, "request.aborted": 1}
     assert (report.first_time, report.last_time) == (TIME, TIME)
     assert "signature verified" in verify.render(report)
+
+
+def test_a_key_that_no_entry_created_is_a_finding_of_its_own(write, check, make):
+    """A key put into the database acts: as a tenant, as an admin, in the console."""
+    created = {"tenant": "acme", "key_id": "abcd2345", "admin": False, "actor": "cli:root"}
+    leaves = [
+        make(EntryType.KEY_CREATED, **created),
+        make(EntryType.REQUEST_INTENT, "r1"),
+        make(EntryType.REQUEST_OUTCOME, "r1"),
+        make(EntryType.KEY_ROTATED, tenant="acme", key_id="efgh2345", previous_key_id="abcd2345", actor="x"),
+        make(EntryType.REQUEST_INTENT, "r2", key_id="efgh2345"),
+        make(EntryType.REQUEST_OUTCOME, "r2", key_id="jwt:0123456789abcdef"),
+        make(EntryType.AUDIT_READ, actor="cli:operator", key_id="abcd2345"),
+    ]
+    code, report = check(write(leaves, "whole"))
+    assert (code, report.unknown_keys, report.unrecorded_keys) == (ExitCode.VALID, {}, {})
+    leaves += [
+        make(EntryType.REQUEST_INTENT, "r3", key_id="zzzz2222"),
+        make(EntryType.REQUEST_OUTCOME, "r3", key_id="zzzz2222"),
+        make(EntryType.ERASURE, actor="yyyy2222"),
+        make(EntryType.ERASURE, actor="console:xxxx2222"),
+        make(EntryType.KEY_CREATED, **created | {"key_id": "wwww2222", "actor": "vvvv2222"}),
+    ]
+    code, report = check(write(leaves))
+    assert code == ExitCode.UNKNOWN_KEYS
+    assert report.unknown_keys == {"zzzz2222": 7, "yyyy2222": 9, "xxxx2222": 10, "vvvv2222": 11}
+    assert "zzzz2222, which no entry created, acts in entry 7" in verify.render(report)
+    assert json.loads(verify.render_json(report))["unknown_keys"] == list(report.unknown_keys)
+
+
+def test_keys_that_acted_before_any_was_recorded_are_only_counted(write, check, leaves, make):
+    """Such a log may not record keys at all."""
+    created = make(EntryType.KEY_CREATED, tenant="acme", key_id="efgh2345", admin=False, actor="cli:root")
+    code, report = check(write([*leaves, created]))
+    assert (code, report.unrecorded_keys) == (ExitCode.VALID, {"abcd2345": 0})
+    assert "1 acted before the first one" in verify.render(report)
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 511, 513, 1024])

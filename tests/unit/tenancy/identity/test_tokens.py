@@ -107,6 +107,54 @@ def test_invalid_token_is_refused_with_its_reason(token, reason):
     assert refusal(token) is reason
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        PROVIDER.token(nonce="n"),
+        PROVIDER.token(at_hash="h", header={"typ": "JWT"}),
+        PROVIDER.token(c_hash="h"),
+        PROVIDER.token(typ="ID", nonce="n"),
+        PROVIDER.token(typ="ID"),
+        PROVIDER.token(typ="Refresh"),
+        PROVIDER.token(typ="DPoP"),
+        PROVIDER.token(typ="ID", header={"typ": "at+jwt"}),
+        PROVIDER.token(header={"typ": "logout+jwt"}),
+        PROVIDER.token(header={"typ": "dpop+jwt"}),
+        PROVIDER.token(header={"typ": "application/id+jwt"}),
+    ],
+    ids=count(),
+)
+def test_a_token_that_is_no_access_token_is_refused(token):
+    """It was made for a client that logs somebody in, for another audience of the same name."""
+    assert refusal(token) is RefusalReason.TOKEN_TYPE
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        PROVIDER.token(header={"typ": "at+jwt"}),
+        PROVIDER.token(header={"typ": "application/AT+JWT"}),
+        PROVIDER.token(header={"typ": "JWT"}),
+        PROVIDER.token(header={"typ": None}),
+        PROVIDER.token(typ="Bearer", azp="chat", acr="1", auth_time=NOW),
+        PROVIDER.token(typ="Bearer", nonce="n"),
+        PROVIDER.token(**{"kubernetes.io": {"namespace": "wards"}}, header={"typ": None}),
+    ],
+    ids=count(),
+)
+def test_access_tokens_of_common_providers_are_accepted(token):
+    """RFC 9068, Keycloak (with a nonce before version 25), Entra ID, Kubernetes."""
+    assert verify_token(token, KEYS, SETTINGS).tenant == "acme"
+
+
+def test_a_token_of_too_long_a_lifetime_is_refused():
+    """However fresh it is: nothing withdraws it before its end."""
+    given = settings(max_lifetime_seconds=600)
+    assert verify_token(PROVIDER.token(iat=NOW - 300, exp=NOW + 300), KEYS, given)
+    assert refusal(PROVIDER.token(iat=NOW, exp=NOW + 601), given) is RefusalReason.TOKEN_LIFETIME
+    assert refusal(PROVIDER.token(exp=NOW + 10 * 365 * 86400)) is RefusalReason.TOKEN_LIFETIME
+
+
 def test_an_unsigned_token_is_refused():
     """`none` is no algorithm (RFC 8725, 2.1)."""
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ada", "exp": NOW + 100, "tenant": "acme"}
