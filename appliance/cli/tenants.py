@@ -183,13 +183,14 @@ def seal(
             typer.echo("The audit log announced exactly these tenants and keys.")
         else:
             typer.echo(
-                "The audit log did not announce these tenants and keys as the newest: "
-                "compare models, limits and expiry with what you know, before anything uses them."
+                "The audit log did not announce these tenants and keys as the newest. It has no models, "
+                "limits, expiry and digests of keys: if something changed the database, restore it from a "
+                "backup or rotate every key."
             )
-            if yes and plan.was_sealed:
+            if yes and (plan.was_sealed or plan.findings):
                 raise ConfigurationError(
-                    "--yes is only for tenants and keys that the log announced, or that never had a MAC: "
-                    "confirm this by hand"
+                    "--yes is only for tenants and keys that the log announced, or agrees with before their "
+                    "first MAC: confirm this by hand"
                 )
         if not yes:
             typer.confirm("Seal them?", abort=True)

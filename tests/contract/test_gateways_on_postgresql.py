@@ -17,7 +17,7 @@ from tests.command import run_command
 from tests.fakes import FakeWorker, until
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-SHARED = ("audit.key", "control.token")
+SHARED = ("audit.key", "tenants-mac.key", "control.token")
 PATIENCE_SECONDS = 120
 
 

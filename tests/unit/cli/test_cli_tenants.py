@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from appliance.audit.entry import decode
@@ -18,7 +19,13 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.cli import cli
 from appliance.cli.register import parse_expiry
-from appliance.errors import ApplianceError, ConfigurationError, TenantConflictError, TenantNotFoundError
+from appliance.errors import (
+    ApplianceError,
+    ConfigurationError,
+    TenantConflictError,
+    TenantNotFoundError,
+    TenantsAlteredError,
+)
 from appliance.infra.os_account import account_name
 from appliance.tenancy import Limits, Tenant, TenantDirectory, digest_key
 from appliance.tenancy.roster import Roster, find_key, find_tenant
@@ -128,6 +135,40 @@ def test_a_tenant_is_disabled_and_enabled(site: Site):
     site.done("tenant", "enable", "acme")
     assert "acme\tenabled\tstandard\t*\t1 key" in site.done("tenant", "list").splitlines()
     assert [entry["changes"] for entry in site.entries()] == [("disabled",), ("disabled",)]
+
+
+def test_a_changed_database_is_refused_until_it_is_compared_with_the_log_and_sealed(site: Site):
+    """Every command says which one to run; that one shows what it would do, and asks."""
+    site.done("tenant", "create", "new")
+    site.done("key", "create", "new")
+    with site.log.database.engine(5).begin() as connection:
+        connection.execute(
+            text("INSERT INTO api_keys (key_id, tenant, digest, admin) VALUES ('aaaabbbb', 'new', '', 1)")
+        )
+    for words in (("tenant", "list"), ("key", "create", "acme"), ("tenant", "delete", "acme", "--yes")):
+        result = site.run(*words)
+        assert isinstance(result.exception, TenantsAlteredError)
+        assert "`appliance tenant seal`" in str(result.exception)
+    assert "confirm this by hand" in site.refused("tenant", "seal", "--yes")
+    refused = site.run("tenant", "seal", stdin="n\n")
+    assert refused.exit_code != 0
+    assert "NOT IN THE LOG  admin key aaaabbbb of new: no entry created it so" in refused.output
+    assert "if something changed the database" in refused.output
+    site.done("tenant", "seal", stdin="y\n")
+    assert "aaaabbbb" not in site.done("key", "list")
+    assert site.entries()[-1] == {
+        "type": "tenant.deleted",
+        "tenant": "operator",
+        "actor": f"cli:{account_name()}",
+    }
+
+
+def test_a_new_mac_key_is_taken_over_without_questions(site: Site):
+    site.done("tenant", "create", "new")
+    before = site.tenants
+    (site.data / "tenants-mac.key").write_text("f" * 64)
+    assert "announced exactly these" in site.done("tenant", "seal", "--yes")
+    assert site.tenants == before
 
 
 def test_a_tenant_is_removed_once_it_is_confirmed(site: Site):
