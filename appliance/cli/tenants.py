@@ -11,6 +11,7 @@ from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.keys import show_state
 from appliance.cli.register import change_roster, open_sealing, parse_names, read_roster
 from appliance.errors import ConfigurationError
+from appliance.infra.data_directory import locate
 from appliance.infra.files import write_private
 from appliance.tenancy import encode_tenants, parse_tenants
 from appliance.tenancy.edits import change_tenant, create_tenant, delete_tenant, import_tenants, merge_patch
@@ -170,13 +171,15 @@ def seal(
     data: DataOption = None,
 ) -> None:
     """Compute the MAC of all tenants and keys again, after comparing them with the audit log."""
-    now = wall_clock()
-    with open_sealing(settings_from(config, data)) as (plan, apply):
+    settings, now = settings_from(config, data), wall_clock()
+    with open_sealing(settings) as (plan, apply):
         for tenant in plan.before.tenants:
             typer.echo(f"tenant {tenant.name}: models {', '.join(tenant.models) or 'none'}")
             for key in tenant.keys:
                 purpose = "admin key" if key.admin else "key"
                 typer.echo(f"  {purpose} {key.key_id}: {show_state(key, now)}")
+        if not (mac_key := locate(settings).tenants_mac_key).exists():
+            typer.echo(f"{mac_key} does not exist: a new key is made, which every gateway then needs")
         for finding in plan.findings:
             typer.echo(f"NOT IN THE LOG  {finding}")
         if plan.is_recorded:

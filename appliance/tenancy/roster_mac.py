@@ -139,7 +139,7 @@ class RosterMac:
         except FileNotFoundError as error:
             raise TenantsUnavailableError(
                 f"the MAC key of tenants and keys, {self.key}, does not exist: copy it from another gateway "
-                "or a backup, or use the admin API"
+                "or a backup, or use the admin API; if it is lost, `appliance tenant seal` makes another"
             ) from error
         except OSError as error:
             raise TenantsUnavailableError(f"cannot read the MAC key {self.key}: {error.strerror}") from error

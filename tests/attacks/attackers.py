@@ -9,8 +9,11 @@ import json
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.checkpoint import parse_note, sign_note
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.signing_keys import Signer
+from appliance.tenancy import ApiKey
+from appliance.tenancy.edits import add_key
 from tests.attacks.scene import Past
 from tests.audit_log import ORIGIN
 
@@ -132,6 +135,45 @@ def swap_two_wrapped_keys(past: Past) -> None:
         )
 
 
+INTRUDER = "aaaabbbb"
+
+
+def insert_an_admin_key(past: Past) -> None:
+    past.scene.run(
+        "INSERT INTO api_keys (key_id, tenant, digest, admin) VALUES (:key_id, 'acme', :digest, :admin)",
+        "UPDATE tenancy_generation SET generation = generation + 1",
+        key_id=INTRUDER,
+        digest="ab" * 32,
+        admin=True,
+    )
+
+
+def unrevoke_a_key(past: Past) -> None:
+    past.scene.run(
+        "UPDATE api_keys SET revoked_at = NULL",
+        "UPDATE tenancy_generation SET generation = generation + 1",
+    )
+
+
+def replay_old_tenants(past: Past) -> None:
+    past.scene.restore_tenants(past.monday)
+
+
+def remove_the_mac(past: Past) -> None:
+    insert_an_admin_key(past)
+    past.scene.run("UPDATE tenancy_generation SET mac = NULL")
+
+
+def act_with_a_key_of_a_forged_mac(past: Past) -> None:
+    """Not in the catalogue: it takes the MAC key, and shows once the next checkpoint covers it."""
+    stolen = ApiKey(key_id=INTRUDER, digest="ab" * 32, admin=True)
+    with past.scene.tenant_store() as store:
+        before = store.read()
+        store.write(before, add_key(before.tenants, "acme", stolen))
+    fields = {"tenant": "acme", "reason": "the case is closed", "actor": INTRUDER}
+    past.scene.append(EntryType.HOLD_RELEASED, fields)
+
+
 def restore_an_old_backup(past: Past) -> None:
     past.scene.drop_triggers()  # a restored file or dump does not have them
     past.scene.restore(past.monday)
@@ -172,7 +214,7 @@ def rewrite_unheld_entries(past: Past) -> None:
     show_two_histories(past)
 
 
-_INVENTED = ("invented-1", "invented-2", "invented-3", "invented-4", "invented-5")
+_INVENTED = tuple(f"invented-{number}" for number in range(1, 9))
 """More than was recorded, so that the size alone reveals nothing."""
 
 

@@ -37,6 +37,7 @@ FORK = "AuditForkError"
 ROLLBACK = "AuditRollbackError"
 DAMAGED = "AuditVerificationError"
 DAMAGE = "reports damage"
+TENANTS = "TenantsAlteredError"
 NO_EXPORT = "no export can be made"
 INVALID = "invalid"
 DIVERGED = "diverged"
@@ -63,6 +64,7 @@ DATABASE_ONLY = (Loot.DATABASE,)
 ALTERED = {Observer.AUDITOR: INVALID, Observer.OPENER: INVALID, Observer.HELD: INVALID}
 GONE = {Observer.AUDITOR: NO_EXPORT, Observer.OPENER: NO_EXPORT, Observer.HELD: NO_EXPORT}
 EVERYTHING = (Loot.DATABASE, Loot.SEALED_HEAD, Loot.SIGNING_KEY)
+IN_FORCE = {Observer.RUNNING: TENANTS, Observer.START: TENANTS}
 OUTSIDERS = {Observer.HELD: DIVERGED, Observer.WITNESS: NOT_COSIGNED}
 
 ATTACKS = (
@@ -189,6 +191,39 @@ ATTACKS = (
         noticed={Observer.OPENER: INVALID},
         remark="Data keys are not in the log, so that they can be destroyed. A prompt opens with its own key "
         "in its own place, or not at all.",
+    ),
+    Attack(
+        name="insert_an_admin_key",
+        title="Insert an admin key",
+        what="A row in the table of API keys makes the attacker an administrator.",
+        loot=DATABASE_ONLY,
+        noticed=IN_FORCE,
+        remark="A running gateway keeps the tenants and keys that it read last, and the key opens nothing. "
+        "The same holds for every other change of tenants and keys: the MAC covers all of them.",
+    ),
+    Attack(
+        name="unrevoke_a_key",
+        title="Make a revoked key valid again",
+        what="The time of its revocation is removed.",
+        loot=DATABASE_ONLY,
+        noticed=IN_FORCE,
+    ),
+    Attack(
+        name="replay_old_tenants",
+        title="Put old tenants and keys back",
+        what="All rows of tenants and keys, with their MAC, are put back to before a revocation.",
+        loot=DATABASE_ONLY,
+        noticed=IN_FORCE,
+        remark="The MAC is genuine. The gateway knows better from a file that is not in the database. A "
+        "gateway with a new data directory does not have that file, but the log announces every state.",
+    ),
+    Attack(
+        name="remove_the_mac",
+        title="Remove the MAC",
+        what="An admin key is inserted, and the MAC removed as if the site had just been upgraded.",
+        loot=DATABASE_ONLY,
+        noticed=IN_FORCE,
+        remark="The log says that there was a MAC.",
     ),
     Attack(
         name="restore_an_old_backup",

@@ -14,8 +14,8 @@ from appliance.audit.durability.selfcheck import DamagedError, SelfCheck
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
-from appliance.errors import AuditError
-from tests.attacks.catalogue import DAMAGE, NO_EXPORT, NOT_COSIGNED, Observer
+from appliance.errors import AuditError, TenantsAlteredError
+from tests.attacks.catalogue import DAMAGE, NO_EXPORT, NOT_COSIGNED, TENANTS, Observer
 from tests.attacks.scene import Past, Scene
 from tests.audit_log import open_log
 
@@ -29,11 +29,16 @@ def running_gateway(past: Past, attack) -> dict[Observer, str | None]:
         async with open_log(past.scene.settings, store) as log:
             before = log.log.state()
             check.round(before.size, before.root)
+            tenants.read()
             await asyncio.to_thread(attack, past)
             try:
                 check.round(before.size, before.root)
             except DamagedError:
                 said[Observer.SELF_CHECK] = DAMAGE
+            try:
+                tenants.read()
+            except TenantsAlteredError:
+                said[Observer.RUNNING] = TENANTS
             try:
                 await log.sink.append(EntryType.AUDIT_READ, actor="cli:root", operation="tail")
             except AuditError as error:
@@ -43,7 +48,8 @@ def running_gateway(past: Past, attack) -> dict[Observer, str | None]:
     store = SqlAuditStore(past.scene.installation.database_url)
     check = SelfCheck(store, rest=lambda _seconds: None)
     try:
-        asyncio.run(run())
+        with past.scene.tenant_store() as tenants:
+            asyncio.run(run())
     except AuditError:
         if said[Observer.RUNNING] is None:  # else it only says again, on closing, why it failed
             raise
@@ -56,8 +62,10 @@ def starting_gateway(scene: Scene) -> str | None:
     """The report of a gateway that is started after the attack."""
     try:
         scene.serve()
-    except AuditError as error:
-        return type(error).__name__
+        scene.start_tenants()
+    except (AuditError, TenantsAlteredError) as error:
+        kind = type(error)
+        return TENANTS if issubclass(kind, TenantsAlteredError) else kind.__name__
     return None
 
 

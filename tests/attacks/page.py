@@ -13,6 +13,7 @@ from tests.attacks.catalogue import (
     NOT_COSIGNED,
     REFUSED,
     ROLLBACK,
+    TENANTS,
     Attack,
     Observer,
 )
@@ -39,6 +40,7 @@ SAID = {
     INVALID: "invalid",
     DIVERGED: "diverged",
     NOT_COSIGNED: "does not cosign",
+    TENANTS: "refuses tenants and keys: `TenantsAlteredError`",
 }
 
 INTRODUCTION = """\
@@ -75,6 +77,8 @@ flowchart LR
 * The **database** holds every entry, the hash of each, the head (how many entries, and the root of the tree
   over them) and the signed **checkpoints** (heads with a signature).
 * The **sealed head** is a file with the newest signed head. With it, a gateway detects a restored database.
+* **Tenants and API keys** are in the same database, with a MAC over all of them. Its key, and the newest
+  state that the gateway has read, are files apart.
 * The **signing key** signs checkpoints. Its holder can sign any history.
 * An **auditor** has the public key, and should keep the `checkpoint` file of every visit.
 * A **witness** is a small program of another party. It signs a head only if it continues the last head it
@@ -100,6 +104,8 @@ AFTERWORD = """\
 * **That everything was recorded.** A request that never reached the gateway is not in the log. What the
   gateway accepted is: its intent is on the disk before the first byte of the answer leaves.
 * **When something happened**, better than the operator's clock. The order is the index, not the time.
+* **That tenants have the models and limits that the operator gave them.** Entries name what changed, not the
+  values. A key that acts although no entry created it is reported by the verifier.
 * **Anything about the time since the newest checkpoint that another party holds.** Up to there, history is
   fixed; after it, the owner of machine and key can still rewrite it. Short intervals between cosignatures
   make that short.

@@ -11,13 +11,15 @@ import shutil
 import tempfile
 import time
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, MetaData, create_engine, insert, text
 
+from appliance.audit.append import append_entry
 from appliance.audit.checkpoint import parse_body, parse_note, parse_verifier_keys
 from appliance.audit.content.payloads import Payload, SqlPayloadStore, export_payloads
 from appliance.audit.content.sealing import Part, place, seal, unwrap
@@ -27,10 +29,15 @@ from appliance.audit.export import export_log
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
+from appliance.control.tenants.enrolment import seal_upgraded
+from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.infra.data_directory import locate
 from appliance.infra.schema import upgrade_database
 from appliance.infra.settings import Settings
-from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
+from appliance.tenancy import ApiKey, Tenant
+from appliance.tenancy.edits import revoke_key
+from appliance.tenancy.store import SqlTenantStore, open_tenant_store
+from tests.audit_log import ORIGIN, intent, open_log, outcome, prepare, settings_for, signer_in
 from tests.tree_proofs import consistency_proof
 
 WRAPPING_KEY = bytes(range(32))
@@ -91,6 +98,41 @@ class Scene:
             asyncio.run(serve_())
         finally:
             store.close()
+
+    @contextmanager
+    def tenant_store(self) -> Iterator[SqlTenantStore]:
+        """Tenants and keys as the gateway's machine reads and writes them."""
+        with closing(open_tenant_store(self.installation)) as store:
+            yield store
+
+    def append(self, entry_type: EntryType, fields: dict) -> None:
+        """Add an entry as a command does."""
+        with closing(SqlAuditStore(self.installation.database_url)) as log:
+            append_entry(log, entry_type, fields, origin=ORIGIN, clock=time.time)  # noqa: TID251 - a root
+
+    def change_tenants(self, edit: Edit) -> None:
+        """Change tenants and keys as a command does, with entries."""
+
+        async def record(entry_type: EntryType, **fields) -> None:
+            self.append(entry_type, fields)
+
+        with self.tenant_store() as store:
+            asyncio.run(Registrar(store=store, record=record).apply(edit, actor="cli:root"))
+
+    def start_tenants(self) -> None:
+        """What a start does about tenants and keys; raises TenantsUnavailableError."""
+
+        async def record(entry_type: EntryType, **fields) -> None:
+            self.append(entry_type, fields)
+
+        with self.tenant_store() as store, closing(SqlAuditStore(self.installation.database_url)) as log:
+            registrar = Registrar(store=store, record=record)
+            asyncio.run(
+                seal_upgraded(
+                    registrar, store, log, continues=True, actor="cli:root", clock=lambda: 1_800_000_000.0
+                )
+            )
+            store.read()
 
     def export(self, name: str) -> Path:
         """Export the log for an auditor."""
@@ -187,17 +229,19 @@ class Scene:
         with self.engine.connect() as connection:
             tables = {
                 name: [dict(row) for row in connection.execute(table.select()).mappings()]
-                for name, table in _tables(connection).items()
+                for name, table in _tables(connection, LOG_TABLES + TENANT_TABLES).items()
             }
         return Backup(tables=tables, sealed_head=self.installation.sealed_head.read_bytes())
 
     def restore(self, backup: Backup) -> None:
         """Put the database back; the sealed head stays as it is."""
         with self.engine.begin() as connection:
-            for name, table in _tables(connection).items():
-                connection.execute(table.delete())
-                if rows := backup.tables[name]:
-                    connection.execute(insert(table), rows)
+            _refill(connection, LOG_TABLES, backup)
+
+    def restore_tenants(self, backup: Backup) -> None:
+        """Put tenants and keys back; the log stays as it is."""
+        with self.engine.begin() as connection:
+            _refill(connection, TENANT_TABLES, backup)
 
     def seal(self, backup: Backup) -> None:
         """Put the sealed head back."""
@@ -232,14 +276,22 @@ def _new_witness(directory: Path, log_keys) -> Witness:
     return home.open(clock=time.time)  # noqa: TID251 - a root of its own
 
 
-def _tables(connection: Connection):
-    """The log's tables as they are; the schema's own version is not part of the log."""
+LOG_TABLES = ("audit_leaves", "audit_head", "audit_checkpoints")
+TENANT_TABLES = ("tenants", "api_keys", "tenancy_generation")
+
+
+def _tables(connection: Connection, names: Sequence[str]):
+    """The tables as they are; the schema's own version is not part of the log."""
     metadata = MetaData()
     metadata.reflect(connection)
-    return {name: table for name, table in metadata.tables.items() if name in LOG_TABLES}
+    return {name: table for name, table in metadata.tables.items() if name in names}
 
 
-LOG_TABLES = ("audit_leaves", "audit_head", "audit_checkpoints")
+def _refill(connection: Connection, names: Sequence[str], backup: Backup) -> None:
+    for name, table in _tables(connection, names).items():
+        connection.execute(table.delete())
+        if rows := backup.tables[name]:
+            connection.execute(insert(table), rows)
 
 
 class Past:
@@ -250,18 +302,21 @@ class Past:
         if url is not None:
             upgrade_database(url)
         self.scene = Scene(directory, url)
-        keys = parse_verifier_keys(self.scene.vkey)
+        trusted = parse_verifier_keys(self.scene.vkey)
         self.witness_of_monday, self.witness = (
-            _new_witness(directory / name, keys) for name in ("witness-of-monday", "witness")
+            _new_witness(directory / name, trusted) for name in ("witness-of-monday", "witness")
         )
         """One that was never asked again, and one that saw every checkpoint."""
         self.archived = [new_entry_id(number, secrets.token_bytes(10)) for number in (1, 2)]
         """Requests whose prompts are kept, encrypted."""
         self.scene.serve("monday-1", "monday-2", archived=self.archived)
+        keys = (ApiKey(key_id="abcd2345", digest="01" * 32), ApiKey(key_id="efgh2345", digest="23" * 32))
+        self.scene.change_tenants(lambda _before: (Tenant(name="acme", keys=keys),))
         self.monday = self.scene.back_up()
         self.held_on_monday = self._hold("held-on-monday")
         for witness in (self.witness_of_monday, self.witness):
             assert self.scene.have_cosigned(witness)
+        self.scene.change_tenants(lambda before: revoke_key(before, "efgh2345", now=1_800_000_000))
         self.scene.serve("tuesday-1", "tuesday-2")
         self.tuesday = self.scene.back_up()
         self.held = self._hold("held")

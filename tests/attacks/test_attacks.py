@@ -84,6 +84,14 @@ def test_no_observer_reports_an_unattacked_log(past):
     assert set(running_gateway(quiet, lambda _past: None).values()) == {None}
 
 
+def test_a_key_that_no_entry_created_is_reported_once_it_has_acted(past):
+    """Also if the thief has the MAC key, so that gateways accept it."""
+    robbed = past("robbed")
+    attackers.act_with_a_key_of_a_forged_mac(robbed)
+    assert starting_gateway(robbed.scene) is None
+    assert auditor(robbed.scene, "afterwards") == "unknown_keys"
+
+
 def test_every_log_forged_with_the_stolen_key_is_valid_by_itself(past):
     """It verifies, starts and continues: ONLY a checkpoint held elsewhere, or a witness, shows it."""
     forged = past("forged")

@@ -9,7 +9,9 @@ import pytest
 import pytest_asyncio
 
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
+from appliance.tenancy import make_key
 from tests.contract.test_gateways_on_postgresql import BODY, command, serving_role, two_gateways
 from tests.fakes import FakeWorker
 
@@ -85,7 +87,11 @@ async def test_revoked_key_is_invalid_on_every_gateway_and_the_log_names_the_act
     store = SqlAuditStore(url)
     entries = [decode(leaf.leaf) for leaf in store.leaves(0, 10_000)]
     store.close()
-    said = [(str(entry.type), entry.fields["actor"]) for entry in entries if "actor" in entry.fields]
+    said = [
+        (str(entry.type), entry.fields["actor"])
+        for entry in entries
+        if "actor" in entry.fields and entry.type != EntryType.TENANTS_SEALED
+    ]
     admin_id = admin["Authorization"].split("-")[1]
     assert [(kind, actor if actor == admin_id else actor[:4]) for kind, actor in said] == [
         ("tenant.created", "cli:"),
@@ -100,6 +106,36 @@ async def test_revoked_key_is_invalid_on_every_gateway_and_the_log_names_the_act
     ]
     for secret in (key, made["key"], first.key):
         assert secret not in repr(entries)
+
+
+async def test_a_key_that_was_put_into_the_database_opens_nothing_and_shows(gateways, execute):
+    """Gateways keep the tenants they read last, change nothing, and say which command to run."""
+    first, second, _, owner = gateways
+    text, key = make_key(b"intruder" * 5, admin=True)
+    intruder = {"Authorization": f"Bearer {text}"}
+    admin = {"Authorization": f"Bearer {(first.directory / 'admin.key').read_text().strip()}"}
+    execute(
+        owner,
+        "INSERT INTO api_keys (key_id, tenant, digest, admin) "
+        f"VALUES ('{key.key_id}', 'operator', '{key.digest}', true)",
+    )
+    execute(owner, "UPDATE tenancy_generation SET generation = generation + 1")
+    async with aiohttp.ClientSession() as session:
+        for gateway in (first, second):
+            async with asyncio.timeout(60):
+                while "not written with the MAC key" not in str((await ready(session, gateway))["warnings"]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            path = f"{gateway.url}/admin/v1/tenants"
+            async with session.get(path, headers=intruder) as answer:
+                assert answer.status == 401
+            async with session.post(path, json={"name": "mine"}, headers=admin) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (503, "tenants_unavailable")
+        execute(owner, f"DELETE FROM api_keys WHERE key_id = '{key.key_id}'")
+        execute(owner, "UPDATE tenancy_generation SET generation = generation - 1")
+        for gateway in (first, second):
+            async with asyncio.timeout(60):
+                while (await ready(session, gateway))["warnings"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
 
 
 async def test_while_tenants_cannot_be_read_the_last_known_are_served_and_it_shows(gateways, execute):

@@ -36,6 +36,7 @@ START_SECONDS = 100
 SECRETS = {
     "control-token/token": ["openssl", "rand", "-hex", "32"],
     "signing-key/audit.key": ["openssl", "genpkey", "-algorithm", "ed25519"],
+    "tenants-mac/tenants-mac.key": ["openssl", "rand", "-hex", "32"],
     "payload-master-key/master.key": ["openssl", "rand", "-base64", "32"],
 }
 AS_USER = [

@@ -21,6 +21,7 @@ VALUES = {
     "keys": {
         "controlToken": {"existingSecret": "control-token"},
         "signingKey": {"existingSecret": "signing-key"},
+        "tenantsMac": {"existingSecret": "tenants-mac"},
         "payloadMasterKey": {"existingSecret": "payload-master-key"},
     },
     "gateway": {"drainSeconds": 5},

@@ -97,6 +97,7 @@ def test_every_example_is_accepted_by_the_appliance(example, tmp_path):
             for witness in settings.audit.witnesses:
                 assert parse_verifier_keys(witness.key)
             paths += [settings.audit.signing_key_file, settings.tenants.file, settings.oidc.jwks_file]
+            paths += [settings.tenants.mac_key_file]
         for path in paths:
             assert path is None or mounted(pod, path), f"{path} is not mounted in {command}"
     assert {"gateway", "worker"} <= seen

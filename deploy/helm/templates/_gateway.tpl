@@ -10,6 +10,9 @@
 {{- with $values.keys.payloadMasterKey.existingSecret -}}
 {{- $files = append $files (dict "name" "payload-master-key" "kind" "secret" "source" . "key" $values.keys.payloadMasterKey.key "path" "master.key") -}}
 {{- end -}}
+{{- with $values.keys.tenantsMac.existingSecret -}}
+{{- $files = append $files (dict "name" "tenants-mac" "kind" "secret" "source" . "key" $values.keys.tenantsMac.key "path" "tenants-mac.key") -}}
+{{- end -}}
 {{- with $values.keys.tenants.existingSecret -}}
 {{- $files = append $files (dict "name" "tenants" "kind" "secret" "source" . "key" $values.keys.tenants.key "path" "tenants.yaml") -}}
 {{- end -}}

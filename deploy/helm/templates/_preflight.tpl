@@ -27,6 +27,9 @@ database.kind is sqlite and gateway.kind is Deployment: the log would be lost wi
 {{- if and (ne $gateway.kind "StatefulSet") (not $values.keys.signingKey.existingSecret) }}
 gateway.kind is Deployment, so a signing key it creates would be lost with its pod: name a Secret in keys.signingKey.existingSecret
 {{- end -}}
+{{- if and (or (gt $most 1) (ne $gateway.kind "StatefulSet")) (not $values.keys.tenantsMac.existingSecret) }}
+gateways need one key for the MAC of tenants and API keys, and a Deployment would lose it with its pod: put it into a Secret and name it in keys.tenantsMac.existingSecret
+{{- end -}}
 {{- $durability := "strict" -}}
 {{- with $values.settings.audit }}{{ $durability = default "strict" .durability }}{{ end -}}
 {{- if and (ne $durability "strict") (ne $gateway.kind "StatefulSet") }}

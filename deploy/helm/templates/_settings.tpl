@@ -56,9 +56,14 @@
 {{- end -}}
 {{- $_ := set $ours "tls" $tls -}}
 {{- end -}}
+{{- $tenants := dict -}}
 {{- if $values.keys.tenants.existingSecret -}}
-{{- $_ := set $ours "tenants" (dict "file" "/etc/appliance/tenants/tenants.yaml") -}}
+{{- $_ := set $tenants "file" "/etc/appliance/tenants/tenants.yaml" -}}
 {{- end -}}
+{{- if $values.keys.tenantsMac.existingSecret -}}
+{{- $_ := set $tenants "mac_key_file" "/etc/appliance/tenants-mac/tenants-mac.key" -}}
+{{- end -}}
+{{- if $tenants -}}{{- $_ := set $ours "tenants" $tenants -}}{{- end -}}
 {{- if $values.oidc.jwksConfigMap -}}
 {{- $_ := set $ours "oidc" (dict "jwks_file" "/etc/appliance/oidc/jwks.json") -}}
 {{- end -}}

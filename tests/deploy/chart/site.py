@@ -23,7 +23,10 @@ DRAFTED: Values = {
 """What makes a model speculate."""
 SEVERAL: Values = {
     "gateway": {"kind": "Deployment", "replicas": 3},
-    "keys": {"signingKey": {"existingSecret": "signing-key"}},
+    "keys": {
+        "signingKey": {"existingSecret": "signing-key"},
+        "tenantsMac": {"existingSecret": "tenants-mac"},
+    },
     "caBundle": {"existingConfigMap": "authorities"},
     "database": {
         "kind": "external",

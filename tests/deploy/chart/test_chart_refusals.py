@@ -68,6 +68,10 @@ CONTRADICTIONS = [
         r"3 gateways sign one log: .* keys\.signingKey\.existingSecret",
     ),
     (
+        site(SEVERAL, {"keys": {"tenantsMac": {"existingSecret": ""}}}),
+        r"gateways need one key for the MAC of tenants and API keys.*keys\.tenantsMac\.existingSecret",
+    ),
+    (
         site(SEVERAL, {"gateway": {"replicas": 1}, "keys": {"signingKey": {"existingSecret": ""}}}),
         r"gateway\.kind is Deployment, so a signing key it creates would be lost",
     ),

@@ -27,6 +27,7 @@ from appliance.tenancy import Tenant, TenantDirectory, digest_key
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.watch import TenantWatch
 from tests.fakes import audit_fields
 from tests.roster import roster_mac
 from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
@@ -56,6 +57,8 @@ class Admin:
     recorded: list[dict[str, Any]]
     failures: list[Exception]
     now: list[float]
+    age: list[float]
+    """Monotonic time since the tenants were read."""
 
     async def send(self, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
         """Send a request and return the answer; errors have OpenAI's shape."""
@@ -88,11 +91,15 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
     async with AsyncExitStack() as stack:
         store = stack.enter_context(closing(SqlTenantStore(url, roster_mac(tmp_path))))
         directory = TenantDirectory(store.write(Roster(), TENANTS).tenants, clock=lambda: now[0])
+        age = [0.0]
+        watch = TenantWatch(
+            store=store, directory=directory, logger=NOTHING, clock=lambda: age[0], stale_seconds=900
+        )
         app = create_app(
             Services(
                 settings=ApiSettings(),
                 tenants=directory,
-                identity=Authenticator(directory),
+                identity=Authenticator(directory, refuse=watch.refuse_if_stale),
                 pool=WorkerPool(),
                 workers=NOTHING,
                 gateway=NOTHING,
@@ -118,8 +125,27 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
             )
         )
         yield Admin(
-            client=client, directory=directory, store=store, recorded=recorded, failures=failures, now=now
+            client=client,
+            directory=directory,
+            store=store,
+            recorded=recorded,
+            failures=failures,
+            now=now,
+            age=age,
         )
+
+
+async def test_every_caller_is_refused_once_revocations_may_be_unknown_for_too_long(admin: Admin):
+    """With a clear answer that tells the client to try again, whatever its key is."""
+    admin.age[0] = 900
+    await admin.send("GET", "tenants")
+    admin.age[0] = 901
+    for key in (ADMIN_KEY, KEY, "nonsense"):
+        response = await admin.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "tenants_unavailable")
+        assert response.headers["x-should-retry"] == "true"
+    error = await admin.send("GET", "tenants", 503)
+    assert error["message"] == "Keys could not be checked for 901 s. Try again later."
 
 
 @pytest.mark.parametrize("key", ["", KEY, "nonsense"], ids=["none", "tenant", "nonsense"])
