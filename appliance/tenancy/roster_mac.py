@@ -47,7 +47,7 @@ class RosterMac:
     def __init__(self, *, key: Path, newest: Path, makes_key: bool) -> None:
         self.key, self._makes_key = key, makes_key
         self._newest_file = newest
-        self._newest: RosterState | None = None
+        self._newest = RosterState()
         self._turn = threading.Lock()
 
     @classmethod
@@ -62,10 +62,11 @@ class RosterMac:
 
     @property
     def newest(self) -> RosterState:
-        """The newest state that this machine has accepted; raises TenantsAlteredError if it is unreadable."""
+        """The newest state that a process here has accepted; raises TenantsAlteredError if unreadable."""
+        stored = self._read_newest()
         with self._turn:
-            if self._newest is None:
-                self._newest = self._read_newest()
+            if stored.generation > self._newest.generation:
+                self._newest = stored
             return self._newest
 
     def create_key(self) -> None:
@@ -91,7 +92,8 @@ class RosterMac:
         self.check_age(state, known=known)
         if state.mac is None:
             raise TenantsUnsealedError(f"tenants and keys in the database have no MAC: {SEAL}")
-        if not hmac.compare_digest(self.compute(content), state.mac):
+        # Encoded: what is in the database can be any text.
+        if not hmac.compare_digest(self.compute(content).encode(), str(state.mac).encode()):
             raise TenantsAlteredError(
                 "tenants and keys in the database were not written with the MAC key "
                 f"{self.key}: restore that key, or {SEAL}"
@@ -109,10 +111,9 @@ class RosterMac:
             )
 
     def accept(self, state: RosterState) -> None:
+        newest = self.newest
         with self._turn:
-            if self._newest is None:
-                self._newest = self._read_newest()
-            if state.generation <= self._newest.generation:
+            if state.generation <= max(newest.generation, self._newest.generation):
                 return
             self._newest = state
             # Without it, a change must still apply: a full disk may not keep a revoked key working.

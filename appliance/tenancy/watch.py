@@ -17,6 +17,8 @@ from appliance.tenancy.store import TenantStore
 
 POLL_SECONDS = 0.5
 """Time between two reads of the database's generation."""
+CHECK_SECONDS = 60.0
+"""Time after which all rows are read although the generation is the same: their MAC may be wrong."""
 LATE_SECONDS = 5.0
 """Age of the state from which operators are warned."""
 
@@ -35,7 +37,7 @@ class TenantWatch:
         """`clock` is monotonic; `stale_seconds` is None for no bound."""
         self._store, self._directory, self._logger = store, directory, logger
         self._clock, self._seconds, self._stale_seconds = clock, seconds, stale_seconds
-        self._read_at = clock()
+        self._read_at = self._checked_at = clock()
         self._failure: str | None = None
         self.generation = 0
         """Of the state in force."""
@@ -68,7 +70,7 @@ class TenantWatch:
     def apply(self, roster: Roster) -> None:
         self._directory.replace(roster.tenants)
         self.generation = roster.generation
-        self._read_at = self._clock()
+        self._read_at = self._checked_at = self._clock()
 
     async def run(self) -> None:
         while True:
@@ -79,7 +81,8 @@ class TenantWatch:
         """Apply changes since the last poll; a database that cannot be read raises nothing."""
         known = self.generation
         try:
-            if await asyncio.to_thread(self._store.generation) == known:
+            is_known = await asyncio.to_thread(self._store.generation) == known
+            if is_known and self._clock() - self._checked_at < CHECK_SECONDS:
                 self._read_at = self._clock()
             else:
                 roster = await asyncio.to_thread(self._store.read)

@@ -16,6 +16,9 @@ draftRefresh without gateway.sharedFiles.existingClaim: the keys to kept content
 {{- if not $values.keys.draftsKey.existingSecret }}
 draftRefresh without keys.draftsKey.existingSecret: a key that it creates would be lost with its pod, and no worker would trust the draft; create one and name its Secret
 {{- end -}}
+{{- if not $values.keys.tenantsMac.existingSecret }}
+draftRefresh without keys.tenantsMac.existingSecret: the key is on a gateway's own disk, and the Job could not check which tenants allow training; put it into a Secret and name it
+{{- end -}}
 {{- if eq $values.database.kind "sqlite" }}
 draftRefresh with database.kind sqlite: the log is on a gateway's own disk, and the Job could not read it; use PostgreSQL (external or inChart)
 {{- end -}}

@@ -46,6 +46,7 @@
 {{- $settings := pick $worker "worker" "log" "sovereignty" -}}
 {{- $_ := set $settings "data" (dict "directory" "/var/lib/appliance") -}}
 {{- $_ := set $settings "audit" $audit -}}
+{{- $_ := set $settings "tenants" (dict "mac_key_file" "/etc/appliance/tenants-mac/tenants-mac.key") -}}
 {{- $_ := set $settings "drafts" (include "appliance.draftSettings" (dict "root" .root "signs" true) | fromYaml) -}}
 {{- $settings | toYaml -}}
 {{- end -}}
@@ -54,7 +55,7 @@
 {{- define "appliance.refreshFiles" -}}
 {{- $files := list -}}
 {{- range (include "appliance.gatewayFiles" . | fromJson).files -}}
-{{- if has .name (list "payload-master-key" "database" "ca" "drafts-key" "drafts-trusted") -}}{{- $files = append $files . -}}{{- end -}}
+{{- if has .name (list "payload-master-key" "tenants-mac" "database" "ca" "drafts-key" "drafts-trusted") -}}{{- $files = append $files . -}}{{- end -}}
 {{- end -}}
 {{- dict "files" $files | toJson -}}
 {{- end -}}

@@ -47,6 +47,7 @@ REGISTRY: Values = {
 """A draft registry that gateways and workers share."""
 REFRESH: Values = {
     **REGISTRY,
+    "keys": {**REGISTRY["keys"], "tenantsMac": {"existingSecret": "tenants-mac"}},
     "gateway": {"sharedFiles": {"existingClaim": "shared"}},
     "draftRefresh": {
         "enabled": True,

@@ -57,6 +57,10 @@ CONTRADICTIONS = [
         r"draftRefresh without keys\.draftsKey\.existingSecret: .* no worker would trust the draft",
     ),
     (
+        refreshing(without("keys", "tenantsMac", "existingSecret"), database=IN_CHART),
+        r"draftRefresh without keys\.tenantsMac\.existingSecret: .* which tenants allow training",
+    ),
+    (
         site(REFRESH, model=DRAFTED),
         r"draftRefresh with database\.kind sqlite: .* use PostgreSQL \(external or inChart\)",
     ),
@@ -357,11 +361,11 @@ def test_on_a_cpu_it_asks_for_no_gpu():
 
 @pytest.mark.parametrize("values", [SITES["external PostgreSQL"], SITES["a master key and an authority"]])
 def test_it_holds_the_keys_it_needs_and_no_others(values):
-    """To the database, to kept content and for drafts; not the log's signing key or the control token."""
+    """To the database, tenants, kept content and drafts; not the log's signing key or the control token."""
     spec = pod(values)
     secrets = {v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v}
     master = {"master"} if values["keys"].get("payloadMasterKey") else set()
-    assert secrets == {"database", "drafts-key"} | master
+    assert secrets == {"database", "drafts-key", "tenants-mac"} | master
     assert not secrets & {"control-token", "signing-key"}
     (main,) = spec["containers"]
     shared = mounts(main)["shared"]
@@ -400,6 +404,7 @@ def test_environment_of_the_refresh_is_valid_settings(tmp_path):
     for path in (
         settings.data.directory,
         settings.drafts.directory,
+        settings.tenants.mac_key_file,
         settings.drafts.signing_key_file,
         settings.drafts.trusted_keys_file,
         settings.audit.payload_keys_directory,

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import structlog
 
-from appliance.errors import InvalidApiKeyError, TenantsUnavailableError
+from appliance.errors import InvalidApiKeyError, TenantsAlteredError, TenantsUnavailableError
 from appliance.tenancy import Tenant, TenantDirectory
 from appliance.tenancy.roster import Roster
-from appliance.tenancy.watch import LATE_SECONDS, TenantWatch
+from appliance.tenancy.watch import CHECK_SECONDS, LATE_SECONDS, TenantWatch
 from tests.fakes import until
 from tests.unit.tenancy.states import KEY, STORED
 
@@ -20,7 +20,7 @@ class MemoryTenantStore:
 
     def __init__(self):
         self.roster = Roster(generation=1, tenants=(ACME,))
-        self.failure = None
+        self.failure = self.read_failure = None
         self.reads = 0
         self.during_read = lambda: None
 
@@ -31,6 +31,8 @@ class MemoryTenantStore:
 
     def read(self):
         self.reads += 1
+        if self.read_failure:
+            raise TenantsAlteredError(self.read_failure)
         found = self.roster
         self.during_read()
         return found
@@ -87,6 +89,21 @@ async def test_without_changes_only_the_generation_is_read(watch, store):
     for _ in range(5):
         await watch.poll()
     assert store.reads == 1
+
+
+async def test_rows_that_changed_under_the_same_number_are_noticed_within_a_minute(watch, store, now):
+    """The number alone says nothing about them."""
+    await watch.poll()
+    store.read_failure = "not written with the MAC key"
+    await watch.poll()
+    assert watch.warning is None
+    for _ in range(int(CHECK_SECONDS + LATE_SECONDS)):
+        now[0] += 1
+        await watch.poll()
+    assert watch.warning == "tenants and keys were last read 6 s ago: not written with the MAC key"
+    store.read_failure = None
+    await watch.poll()
+    assert watch.warning is None
 
 
 async def test_lost_database_keeps_the_state_and_warns(watch, store, directory, now, logged):
