@@ -52,7 +52,7 @@ def test_gateways_on_postgresql_are_alike():
     assert gateway["spec"]["replicas"] == 3
     assert "emptyDir" in volumes(template(gateway))["data"]
     secrets = {v["secret"]["secretName"] for v in template(gateway)["volumes"] if "secret" in v}
-    assert secrets == {"control-token", "signing-key", "database"}
+    assert secrets == {"control-token", "signing-key", "tenants-mac", "database"}
     assert not rendered.kind("StatefulSet")
 
 
