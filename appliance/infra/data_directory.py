@@ -90,7 +90,8 @@ def private_paths(settings: Settings, installation: Installation) -> frozenset[P
     audit, tls = settings.audit, settings.tls
     elsewhere = (
         *(audit.payload_keys_directory, audit.payload_master_key_file, settings.batch.directory),
-        *(tls.key_file, tls.key_password_file, tls.command_key_file, settings.tenants.file),
+        *(tls.key_file, tls.key_password_file, tls.command_key_file),
+        *(settings.tenants.file, settings.tenants.mac_key_file),
     )
     own = (installation.directory, installation.signing_key, installation.spool, installation.drafts_key)
     return frozenset({*own, *(path.absolute() for path in elsewhere if path is not None)})
