@@ -428,6 +428,12 @@ CASES: tuple[Case, ...] = (
         quiet=5, fires=9, resolved=17,
     ),
     Case(
+        alert="ApplianceTenantsUnconfirmed",
+        story="rows that no gateway wrote are refused until somebody seals them",
+        series={g("appliance_tenants_age_seconds"): "0x4 60+60x10 0x10"},
+        quiet=5, fires=9, resolved=18,
+    ),
+    Case(
         alert="ApplianceErrorBudgetBurnsFast",
         story="a third of the requests fail for an hour",
         series=errors("0x60 0+3x60 180x200", "0+6x330"),
