@@ -22,7 +22,7 @@ from appliance.control.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.vllm.scheduler_control import SchedulerControl
-from appliance.serving.worker_protocol import SPECULATION_PATH
+from appliance.serving.worker_protocol import SPECULATION_PATH, USAGE_PATH
 from appliance.speculation.values import Reason
 from tests.leaks import COMPLETION, PROMPT
 
@@ -111,6 +111,13 @@ class FakeWorker:
     """The real plugin's hooks, which then answer in place of `plugin`."""
     put_status: int = 200
     """Any status but 200 refuses commands."""
+    piece_tokens: int = 1
+    """Tokens of each piece, as with drafts."""
+    counts: bool = False
+    """Whether its plugin counts the tokens of requests that were cut off."""
+    generated: dict[str, int] = field(default_factory=dict)
+    """Tokens so far by request id."""
+    serving_ids: set[str] = field(default_factory=set)
     bodies: list[bytes] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[CIMultiDictProxy[str]] = field(default_factory=list)
@@ -125,7 +132,15 @@ class FakeWorker:
         self.bodies.append(body)
         self.paths.append(request.path)
         self.headers.append(request.headers)
-        asked = json.loads(body)
+        request_id = request.headers.get("X-Request-Id", "")
+        self.serving_ids.add(request_id)
+        try:
+            return await self.answered(request, json.loads(body))
+        finally:
+            self.serving_ids.discard(request_id)
+
+    async def answered(self, request: web.Request, asked: dict) -> web.StreamResponse:
+        """Answer as the fields say."""
         if request.path in self.lacks:
             return web.json_response({"detail": "Not Found"}, status=404)
         if self.breaks_before_answer:
@@ -146,7 +161,9 @@ class FakeWorker:
 
     async def plain(self, request: web.Request) -> web.StreamResponse:
         """Answer in one piece, after the time a stream would have taken."""
-        await asyncio.sleep(self.pause_seconds * len(self.pieces))
+        for _ in self.pieces if self.pause_seconds else ():
+            await asyncio.sleep(self.pause_seconds)
+            self.count(request)
         body = self.answer or json.dumps(self.whole(request.path), separators=(",", ":")).encode()
         if self.breaks_after is not None:
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -167,6 +184,7 @@ class FakeWorker:
             if self.breaks_after is not None and count >= self.breaks_after:
                 break
             await asyncio.sleep(self.pause_seconds)
+            self.count(request)
             step = self.write_bytes or len(frame)
             for start in range(0, len(frame), step):
                 await response.write(frame[start : start + step])
@@ -178,6 +196,11 @@ class FakeWorker:
             await asyncio.sleep(0.03)  # a reset also throws away what the other side has not read yet
             request.transport.abort()
         return response
+
+    def count(self, request: web.Request) -> None:
+        """Another piece is generated."""
+        request_id = request.headers["X-Request-Id"]
+        self.generated[request_id] = self.generated.get(request_id, 0) + self.piece_tokens
 
     def frames(self, path: str, asked: dict) -> list[bytes]:
         """Return the frames of a stream as the worker sends them."""
@@ -226,6 +249,7 @@ class FakeWorker:
         app.router.add_get("/metrics", self.metrics_page)
         app.router.add_get(SPECULATION_PATH, self.speculation)
         app.router.add_put(SPECULATION_PATH, self.speculation)
+        app.router.add_get(USAGE_PATH + "{request_id}", self.usage)
         app.router.add_get("/v1/models", _answer(lambda: web.json_response({"data": self.listed()})))
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
@@ -258,6 +282,15 @@ class FakeWorker:
             return web.json_response(answer, status=400 if "error" in answer else 200)
         self.plugin |= {name: told[name] for name in told if name in self.plugin}
         return web.json_response(self.plugin)
+
+    async def usage(self, request: web.Request) -> web.Response:
+        """Answer as the plugin does, once the request has ended."""
+        if not self.counts or request.headers.get("Authorization") != f"Bearer {self.plugin_token}":
+            return web.json_response({"error": "not counted"}, status=404)
+        request_id = request.match_info["request_id"]
+        await until(lambda: request_id not in self.serving_ids)
+        tokens = self.generated.get(request_id, 0)
+        return web.json_response({"prompt_tokens": USAGE["prompt_tokens"], "completion_tokens": tokens})
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the list of models."""

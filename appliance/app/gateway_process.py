@@ -223,6 +223,7 @@ class GatewayRole(GatewayOpener):
                 logger=self.logger,
                 clock=time.monotonic,
                 costs=opened.costs,
+                count=opened.counts.usage,
             ),
             metrics=opened.metrics,
             clock=time.monotonic,

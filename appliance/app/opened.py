@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # loaded only if tracing is on
     from appliance.gateway.tracing.tracer import Tracing
 
 WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
+COUNT_CONNECTIONS = 32
+"""Maximum at each worker, for the tokens of requests whose client left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class OpenedParts:
     tracing: "Tracing | None"
     client: WorkerClient
     speculation: SpeculationClient
+    counts: SpeculationClient  # for requests: clients that leave must not delay control
     others: RestartClient
     lease: SqlLease
     overrides: SqlOverrideStore
@@ -117,16 +120,6 @@ class GatewayOpener:
                     clock=WALL_CLOCK,
                 )
             )
-            content = await enter(
-                open_content(
-                    database=database,
-                    keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
-                    settings=settings.audit,
-                    log=audit.log,
-                    clock=WALL_CLOCK,
-                    random_bytes=os.urandom,
-                )
-            )
             report = partial(_report_witness, self.logger)
             witnessing = await enter(open_witnessing(store=store, settings=settings.audit, report=report))
             _observe_witnesses(metrics, witnessing)
@@ -164,6 +157,19 @@ class GatewayOpener:
                     wall_clock=WALL_CLOCK,
                 )
             )
+            client = await enter(WorkerClient.open(connect_seconds=settings.pool.connect_seconds))
+            counts = await enter(SpeculationClient.open(token=token, connections=COUNT_CONNECTIONS))
+            # Opened after what the ends of requests need: when it closes, it waits for those.
+            content = await enter(
+                open_content(
+                    database=database,
+                    keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
+                    settings=settings.audit,
+                    log=audit.log,
+                    clock=WALL_CLOCK,
+                    random_bytes=os.urandom,
+                )
+            )
             yield OpenedParts(
                 metrics=metrics,
                 database=database,
@@ -175,8 +181,9 @@ class GatewayOpener:
                 limits=limits,
                 costs=costs,
                 tracing=tracing,
-                client=await enter(WorkerClient.open(connect_seconds=settings.pool.connect_seconds)),
+                client=client,
                 speculation=await enter(SpeculationClient.open(token=token)),
+                counts=counts,
                 others=await enter(RestartClient.open(token=token)),
                 lease=SqlLease(
                     database,

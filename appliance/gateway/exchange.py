@@ -45,6 +45,7 @@ class Exchange:
     last_frames: bytes = b""  # sent last
     gaps: Gaps = field(default_factory=Gaps)  # when pieces of content were sent
     usage: Usage | None = None
+    is_counted: bool = False  # whether the worker counted `usage` after it was stopped
     finish_reason: str | None = None
     outcome: Outcome | None = None
     status: int = 0
@@ -68,25 +69,28 @@ class Exchange:
         return self.intent.done() and (self.intent.cancelled() or self.intent.exception() is not None)
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether a worker was stopped before it could report what it used."""
+        return bool(self.dispatched) and self.outcome in {Outcome.CLIENT_GONE, Outcome.TIMED_OUT}
+
+    @property
     def final_usage(self) -> Usage:
-        """As the worker reported it, else the pieces sent, marked as an estimate."""
-        usage, pieces = self.usage, self.gaps.pieces
-        if usage is None:
-            return Usage(completion_tokens=pieces, estimated=True)
-        if usage.estimated and not usage.completion_tokens:
-            return replace(usage, completion_tokens=pieces)
-        return usage
+        """As the worker reported or counted it, else an estimate: the body's size and the pieces sent."""
+        usage, pieces = self.usage or Usage(estimated=True), self.gaps.pieces
+        # What a worker reports within a stream is of one answer, and of one moment.
+        is_estimate = usage.estimated or (self.is_cut_off and not self.is_counted)
+        if not is_estimate:
+            return usage
+        prompt = usage.prompt_tokens
+        if not prompt and (pieces or (self.dispatched and self.outcome is Outcome.CLIENT_GONE)):
+            prompt = estimate_tokens(self.call.text, self.call.members, guess=0).prompt
+        completion = max(usage.completion_tokens, pieces)
+        return replace(usage, prompt_tokens=prompt, completion_tokens=completion, estimated=True)
 
     @property
     def charged_tokens(self) -> int:
-        """As the worker reported them, else an estimate."""
-        if self.usage is not None:
-            usage = self.final_usage
-            return usage.prompt_tokens + usage.completion_tokens
-        pieces = self.gaps.pieces
-        if not pieces and (self.outcome is not Outcome.CLIENT_GONE or not self.dispatched):
-            return 0
-        return estimate_tokens(self.call.text, self.call.members, guess=0).prompt + pieces
+        usage = self.final_usage
+        return usage.prompt_tokens + usage.completion_tokens
 
     def overhead_seconds(self, now: float) -> float:
         """Without waiting in the queue or for the worker's answer."""

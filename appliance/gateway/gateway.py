@@ -159,8 +159,11 @@ class Gateway:
                 )
             await self._answer(exchange, reply)
         finally:
-            # The only place that releases the reservation, whatever happened.
-            reservation.settle(0 if exchange is None else exchange.charged_tokens)
+            # The only places that release the reservation, whatever happened.
+            if exchange is None:
+                reservation.settle(0)
+            else:
+                self._outcomes.finish(exchange, reservation)
 
     async def _wait_for_limits(self, call: Call) -> Reservation:
         try:
@@ -187,7 +190,6 @@ class Gateway:
             await self._relay.end_with_error(exchange, reply, error)
         finally:
             in_flight.dec()
-            self._outcomes.finish(exchange)
 
     async def _attempt_workers(self, exchange: Exchange, reply: ReplySink) -> None:
         """Before the first byte of an answer the request may be retried on another worker."""

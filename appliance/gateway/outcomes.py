@@ -6,7 +6,7 @@ is queued, because that also happens while a task is being cancelled.  A crash l
 durable yet; at the next start the log's recovery closes those requests.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -19,12 +19,22 @@ from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange, RequestSummary, summarise
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
+from appliance.serving.usage import Usage
+from appliance.serving.worker import Worker
+from appliance.tenancy.limits.limiting import Reservation
 
 # The fields of the `request.outcome` entry that are in the operator log too.
 LOGGED = (
     "request_id", "tenant", "key_id", "model", "route", "outcome", "status", "worker", "retries",
     "prompt_tokens", "completion_tokens", "ttft_ms", "duration_ms", "acceptance_length",
 )  # fmt: skip
+
+TokenCounter = Callable[[Worker, str], Awaitable[Usage | None]]
+"""Ask a worker what a request has used whose connection was closed; None if it cannot tell.  Never raises."""
+
+
+async def count_nothing(_worker: Worker, _request_id: str) -> Usage | None:
+    return None
 
 
 class OutcomeRecorder:
@@ -38,6 +48,7 @@ class OutcomeRecorder:
         logger: Logger,
         clock: Callable[[], float],
         costs: Metering = NO_METERING,
+        count: TokenCounter = count_nothing,
     ) -> None:
         self._audit = audit
         self._attribution = attribution
@@ -46,6 +57,7 @@ class OutcomeRecorder:
         self._logger = logger
         self._clock = clock
         self._costs = costs
+        self._count = count
 
     async def record(self, exchange: Exchange) -> None:
         """Make the outcome durable; the final frame waits for this."""
@@ -57,10 +69,31 @@ class OutcomeRecorder:
         exchange.recorded = True
         await self._audit.confirm(entry)
 
-    def finish(self, exchange: Exchange) -> None:
-        """Count and log the request, and queue its outcome if `record` did not submit it."""
+    def finish(self, exchange: Exchange, reservation: Reservation) -> None:
+        """
+        Settle, count and log the request, and queue its outcome if `record` did not submit it.
+
+        Never waits, because the task may be being cancelled: what has to wait follows in a task of its own.
+        """
         now = self._clock()
         exchange.end(Outcome.GATEWAY_FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
+        if exchange.is_cut_off and not exchange.recorded:
+            self._captures.run_later(self._finish_cut_off(exchange, reservation, now))
+        else:
+            self._finish(exchange, reservation, now)
+
+    async def _finish_cut_off(self, exchange: Exchange, reservation: Reservation, now: float) -> None:
+        """Ask the worker first what it used; until it answers, the request holds its reservation."""
+        try:
+            assert exchange.worker is not None  # noqa: S101 - it was dispatched
+            usage = await self._count(exchange.worker.worker, exchange.call.request_id)
+            if usage is not None:
+                exchange.usage, exchange.is_counted = usage, True
+        finally:
+            self._finish(exchange, reservation, now)
+
+    def _finish(self, exchange: Exchange, reservation: Reservation, now: float) -> None:
+        reservation.settle(exchange.charged_tokens)
         summary, trace = summarise(exchange, now), exchange.trace
         if not exchange.recorded and exchange.capture.is_on:
             self._captures.run_later(self._end_with_content(exchange, now))

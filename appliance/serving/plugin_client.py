@@ -1,5 +1,5 @@
 """
-Read and control a worker's speculation: HTTP to the plugin inside it (`serving.vllm.plugin`).
+Read and control a worker through the plugin inside it (`serving.vllm.plugin`): speculation, token counts.
 
 A worker without the plugin, or one that rejects our token, cannot be controlled; that is a reading, not a
 failure.  Only a worker that does not answer fails.
@@ -17,8 +17,9 @@ import aiohttp
 
 from appliance.errors import WorkerFailedError
 from appliance.serving.restart_request import is_digest
+from appliance.serving.usage import Usage, count_of
 from appliance.serving.worker import Worker
-from appliance.serving.worker_protocol import SPECULATION_PATH
+from appliance.serving.worker_protocol import SPECULATION_PATH, USAGE_PATH
 from appliance.speculation.values import (
     DraftTokenTable,
     Energy,
@@ -31,6 +32,8 @@ from appliance.speculation.values import (
 )
 
 OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
+USAGE_SECONDS = 10.0
+"""Maximum time for the tokens of a request whose client left, with waiting for a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,33 +62,47 @@ class SpeculationClient:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, token: str) -> AsyncIterator["SpeculationClient"]:
+    async def open(cls, *, token: str, connections: int = 2) -> AsyncIterator["SpeculationClient"]:
+        """`connections` is the maximum at one worker."""
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit_per_host=2, keepalive_timeout=4.0),
+            connector=aiohttp.TCPConnector(limit_per_host=connections, keepalive_timeout=4.0),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
             yield cls(session, token)
 
     async def read(self, worker: Worker, timeout_seconds: float) -> EngineReading:
-        return parse_reading(*await self._request("GET", worker, None, timeout_seconds))
+        return parse_reading(*await self._request("GET", worker, SPECULATION_PATH, None, timeout_seconds))
 
     async def apply(
         self, worker: Worker, command: SpeculationCommand, timeout_seconds: float
     ) -> EngineReading:
         """Apply a table, and start the probe if there is one; effective at the worker's next step."""
-        reading = parse_reading(*await self._request("PUT", worker, command.body(), timeout_seconds))
+        answer = await self._request("PUT", worker, SPECULATION_PATH, command.body(), timeout_seconds)
+        reading = parse_reading(*answer)
         if reading.controllable and reading.table != command.table:
             raise WorkerFailedError("The worker did not apply the draft-token table.")
         return reading
 
+    async def usage(self, worker: Worker, request_id: str) -> Usage | None:
+        """The tokens of a request whose connection was closed; None if the worker did not count them."""
+        try:
+            status, text = await self._request("GET", worker, USAGE_PATH + request_id, None, USAGE_SECONDS)
+            content = json.loads(text) if status == OK else {}
+            prompt, completion = count_of(content["prompt_tokens"]), count_of(content["completion_tokens"])
+        except (WorkerFailedError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        if prompt is None or completion is None:
+            return None
+        return Usage(prompt_tokens=prompt, completion_tokens=completion)
+
     async def _request(
-        self, method: str, worker: Worker, body: dict[str, Any] | None, timeout_seconds: float
+        self, method: str, worker: Worker, path: str, body: dict[str, Any] | None, timeout_seconds: float
     ) -> tuple[int, str]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
             async with self._session.request(
-                *(method, worker.url + SPECULATION_PATH),
+                *(method, worker.url + path),
                 json=body,
                 headers=self._headers,
                 timeout=timeout,

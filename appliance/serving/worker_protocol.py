@@ -4,6 +4,8 @@ SPECULATION_PATH = "/appliance/speculation"
 """GET: the draft-token table in force and the measurements.  PUT: a table, a probe, or both."""
 RESTART_PATH = "/appliance/restart"
 """POST: restart the worker, with or without its draft."""
+USAGE_PATH = "/appliance/usage/"
+"""GET, followed by a request's `X-Request-Id`: its tokens so far, after its client left."""
 TOKEN_FILE = "APPLIANCE_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable that holds a path
 RESTART_FILE = "APPLIANCE_RESTART_FILE"
 """Variable with the path of the restart request, which the supervisor reads after the worker has ended."""

@@ -361,6 +361,7 @@ async def _running(
             )
         )
         stack.callback(store.release)
+        counts = await stack.enter_async_context(SpeculationClient.open(token=CONTROL_TOKEN))
         content = await stack.enter_async_context(
             open_content(
                 database=f"sqlite:///{directory / 'audit.db'}",
@@ -399,6 +400,7 @@ async def _running(
                 metrics=metrics,
                 logger=logger,
                 clock=time.monotonic,
+                count=counts.usage,
             ),
             metrics=metrics,
             clock=time.monotonic,

@@ -97,6 +97,41 @@ async def test_an_answer_without_token_counts_is_charged_by_its_prompt_and_frame
     await until(lambda: 10 < limiter.charged < 300)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_that_leaves_is_charged_all_that_the_worker_generated_for_it(limited, stream):
+    """Prompt and answer, not the frames it was sent; the log has the same numbers, and calls them exact."""
+    running, limiter = limited
+    worker = running.worker
+    worker.counts, worker.piece_tokens, worker.pieces, worker.pause_seconds = True, 5, ["x "] * 1000, 0.01
+    asking = asyncio.create_task(running.post(chat(stream=stream)))
+    await until(lambda: any(tokens > 50 for tokens in worker.generated.values()))
+    assert limiter.under_way == 1
+    asking.cancel()
+    outcome = await running.outcome()
+    await until(lambda: limiter.under_way == 0)
+    (generated,) = worker.generated.values()
+    assert (outcome["outcome"], outcome["tokens_estimated"]) == ("client_gone", False)
+    assert (outcome["prompt_tokens"], outcome["completion_tokens"]) == (USAGE["prompt_tokens"], generated)
+    await until(lambda: limiter.charged == USAGE["prompt_tokens"] + generated)
+    (line,) = await running.events("request_finished")
+    assert line["completion_tokens"] == generated
+
+
+async def test_client_that_leaves_is_charged_an_estimate_if_its_worker_cannot_tell(limited):
+    """Its prompt included; the reservation is released."""
+    running, limiter = limited
+    running.worker.plugin_token = "another"
+    running.worker.counts = True
+    running.worker.head_seconds = 30
+    asking = asyncio.create_task(running.post(chat()))
+    await until(lambda: running.worker.bodies)
+    asking.cancel()
+    outcome = await running.outcome()
+    await until(lambda: limiter.under_way == 0)
+    assert outcome["tokens_estimated"]
+    await until(lambda: limiter.charged == outcome["prompt_tokens"] > 0)
+
+
 async def test_queued_client_that_leaves_releases_its_slot(limited):
     """In every queue."""
     running, limiter = limited

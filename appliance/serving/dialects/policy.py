@@ -32,8 +32,8 @@ SALT = "cache_salt"
 SALT_BYTES = 16
 MAX_SALT_CHARACTERS = 128
 """vLLM's own bound of a salt."""
-ORDER_REMOVED = "priority_removed"
-"""In the audit log: the request set a priority, which its tenant may not."""
+STREAM_INTERVAL = "stream_interval"
+"""Tokens that a worker collects for one frame: frames are what a worker without the plugin is counted by."""
 COUNTS = (*ANSWERS, *ANSWER_LIMITS)
 """Numbers that the gateway reads as well; vLLM would also accept them as text."""
 _CHECKED = frozenset({*REFUSED, TEMPLATE_ARGUMENTS, SALT})
@@ -78,9 +78,7 @@ def policy_edits(
     members: Mapping[str, Member], may: frozenset[Permission], *, tenant: str, salted: bool
 ) -> dict[str, str | None]:
     """Changes to a body by policy; `salted` separates the tenant's entries in the worker's prefix cache."""
-    edits: dict[str, str | None] = {}
-    if PRIORITY in members and Permission.PRIORITY not in may:
-        edits[PRIORITY] = None
+    edits: dict[str, str | None] = dict.fromkeys(_removed(members, may))
     if salted:
         given = value_of(members, SALT)
         edits[SALT] = f'"{salt_of(tenant, given if isinstance(given, str) else None)}"'
@@ -88,7 +86,13 @@ def policy_edits(
 
 
 def policy_verdicts(members: Mapping[str, Member], may: frozenset[Permission]) -> list[str]:
-    return [ORDER_REMOVED] if PRIORITY in members and Permission.PRIORITY not in may else []
+    """In the audit log: the members that were removed, `priority_removed` and so on."""
+    return [f"{name}_removed" for name in _removed(members, may)]
+
+
+def _removed(members: Mapping[str, Member], may: frozenset[Permission]) -> list[str]:
+    refused = (STREAM_INTERVAL,) if Permission.PRIORITY in may else (PRIORITY, STREAM_INTERVAL)
+    return [name for name in refused if name in members]
 
 
 def salt_of(tenant: str, given: str | None) -> str:

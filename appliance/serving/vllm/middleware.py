@@ -4,9 +4,10 @@ HTTP to the plugin in a worker: ASGI middleware in front of vLLM's own routes.
     GET  /appliance/speculation   table in force, measurements, and digests of the weights
     PUT  /appliance/speculation   apply a table, a probe, or both; answers like GET
     POST /appliance/restart       restart the worker, with its draft, with another, or without
+    GET  /appliance/usage/ID      tokens of a request that the gateway cut off, by its `X-Request-Id`
 
 Every call needs the token that both sides read from a file; without such a file these routes do not exist.
-Everything else passes through unchanged.
+Everything else passes through unchanged, and its tokens are counted.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from typing import Any
 from appliance.infra.settings import process_environment
 from appliance.serving.nvml import EnergyMeter, open_meter
 from appliance.serving.restart_request import RestartRequest, parse_restart_request
+from appliance.serving.vllm.token_counts import TokenCounts
 from appliance.serving.worker_protocol import (
     DRAFT_DIGEST,
     RESTART_FILE,
@@ -29,6 +31,7 @@ from appliance.serving.worker_protocol import (
     SPECULATION_PATH,
     TARGET_DIGEST,
     TOKEN_FILE,
+    USAGE_PATH,
 )
 
 LARGEST_BODY = 2**16
@@ -53,11 +56,16 @@ class SpeculationMiddleware:
         self._meters: list[EnergyMeter | None] = []
         """Empty until the first reading; [None] if nothing measures energy."""
         self._is_leaving = False
+        self._counts = TokenCounts()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         path = scope.get("path", "") if scope["type"] == "http" else ""
-        if self._token is None or path not in {SPECULATION_PATH, RESTART_PATH}:
+        if self._token is None or not path:
             await self._app(scope, receive, send)
+            return
+        if path not in {SPECULATION_PATH, RESTART_PATH} and not path.startswith(USAGE_PATH):
+            with self._counts.counting(_header(scope, b"x-request-id").decode("latin-1")):
+                await self._app(scope, receive, send)
             return
         if not self._is_ours(scope):
             await _answer(send, 401, {"error": "the control token is missing or wrong"})
@@ -69,12 +77,14 @@ class SpeculationMiddleware:
             await self._command(scope, send, await _read(receive))
         elif route == ("POST", RESTART_PATH):
             await self._restart(await _read(receive), send)
+        elif scope["method"] == "GET" and path.startswith(USAGE_PATH):
+            usage = await self._counts.read(path.removeprefix(USAGE_PATH))
+            await _answer(send, 404 if usage is None else 200, usage or {"error": "it was not counted"})
         else:
             await _answer(send, 405, {"error": f"{path} does not accept {scope['method']}"})
 
     def _is_ours(self, scope: Message) -> bool:
-        given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
-        return hmac.compare_digest(given, b"Bearer " + (self._token or b""))
+        return hmac.compare_digest(_header(scope, b"authorization"), b"Bearer " + (self._token or b""))
 
     async def _command(self, scope: Message, send: Send, text: str) -> None:
         if self._is_leaving:
@@ -126,6 +136,10 @@ class SpeculationMiddleware:
         await _answer(send, 202, request.body())
         # After the answer, because from here on the server drains and refuses connections.
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _header(scope: Message, wanted: bytes) -> bytes:
+    return next((bytes(value) for name, value in scope["headers"] if name.lower() == wanted), b"")
 
 
 def _read_token(name: str | None) -> bytes | None:

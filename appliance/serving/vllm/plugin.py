@@ -17,6 +17,7 @@ from appliance.serving.vllm.repairs import (
     sleep_while_waiting,
 )
 from appliance.serving.vllm.scheduler_control import SchedulerControl, find_problems
+from appliance.serving.vllm.token_counts import count_sequences
 from appliance.serving.worker_protocol import RPC
 
 
@@ -26,8 +27,10 @@ def register() -> None:
     from vllm.platforms import current_platform  # noqa: PLC0415
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
+    from vllm.v1.engine.output_processor import OutputProcessor  # noqa: PLC0415
 
     install_control(Scheduler, EngineCore, engine=f"vllm {version}")
+    count_sequences(OutputProcessor)
     if current_platform.is_cpu():
         from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415

@@ -24,6 +24,7 @@ from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.tenancy import Caller, SpeculationPolicy, Tenant, make_key
+from appliance.tenancy.limits.estimate import estimate_tokens
 
 _, KEY = make_key(random.Random(5).randbytes(37))
 CALLER = Caller(tenant=Tenant(name="acme"), key=KEY)
@@ -230,12 +231,15 @@ def test_a_failed_audit_log_overrides_the_workers_outcome():
     assert (record.outcome, record.status) == (Outcome.GATEWAY_FAILED, 503)
 
 
-def test_without_usage_the_pieces_sent_are_the_estimate():
-    """An interrupted stream cost something."""
+def test_without_usage_the_body_and_the_pieces_sent_are_the_estimate():
+    """An interrupted stream cost something, its prompt too."""
     record = exchange()
     record.gaps.observe(3, 101.0)
     record.gaps.observe(4, 102.0)
-    assert record.final_usage == Usage(completion_tokens=7, estimated=True)
+    prompt = estimate_tokens(record.call.text, record.call.members, guess=0).prompt
+    assert prompt > 0
+    assert record.final_usage == Usage(prompt_tokens=prompt, completion_tokens=7, estimated=True)
+    assert record.charged_tokens == prompt + 7
     record.end(Outcome.CLIENT_GONE, 499)
     assert summarise(record, 103.0).first_content_seconds == 1.0
 
@@ -260,6 +264,17 @@ def test_a_reported_prompt_and_an_estimated_answer_make_an_estimate():
     record.gaps.observe(3, 101.0)
     assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=3, estimated=True)
     assert record.charged_tokens == 10
+
+
+def test_usage_reported_within_a_stream_is_an_estimate_if_the_client_leaves():
+    """It is of one answer of several: only what the worker counted for the whole request is exact."""
+    running = Usage(prompt_tokens=7, completion_tokens=5)
+    record = exchange(usage=running, dispatched=100.5)
+    record.gaps.observe(8, 101.0)
+    record.end(Outcome.CLIENT_GONE, 499)
+    assert record.final_usage == Usage(prompt_tokens=7, completion_tokens=8, estimated=True)
+    record.usage, record.is_counted = Usage(prompt_tokens=7, completion_tokens=40), True
+    assert record.final_usage == record.usage
 
 
 def test_reported_usage_overrides_the_estimate():

@@ -13,12 +13,25 @@ import pytest
 
 from appliance.serving.vllm import middleware
 from appliance.serving.vllm.middleware import LARGEST_BODY, SpeculationMiddleware
-from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, RPC, SPECULATION_PATH, TOKEN_FILE
+from appliance.serving.vllm.token_counts import count_sequences
+from appliance.serving.worker_protocol import (
+    RESTART_FILE,
+    RESTART_PATH,
+    RPC,
+    SPECULATION_PATH,
+    TOKEN_FILE,
+    USAGE_PATH,
+)
 
 TOKEN = "0123456789abcdef"
 OURS = ((b"authorization", b"Bearer " + TOKEN.encode()),)
 READING = {"controllable": True, "problems": [], "engine": "vllm 0.32.0", "epoch": "0f"}
-ROUTES = [("GET", SPECULATION_PATH), ("PUT", SPECULATION_PATH), ("POST", RESTART_PATH)]
+ROUTES = [
+    ("GET", SPECULATION_PATH),
+    ("PUT", SPECULATION_PATH),
+    ("POST", RESTART_PATH),
+    ("GET", f"{USAGE_PATH}one"),
+]
 
 
 class Core:
@@ -322,6 +335,37 @@ async def test_restart_needs_with_draft(start, signals, tmp_path, body):
     assert (reply.status, reply.content) == (400, {"error": 'send {"with_draft": true} or false'})
     assert signals == []
     assert not (tmp_path / "restart.json").exists()
+
+
+async def test_tokens_of_a_request_that_was_cut_off_are_answered_by_its_id(start):
+    """Whatever its route."""
+
+    class Processor:
+        def __init__(self) -> None:
+            self.request_states: dict[str, Any] = {}
+
+        def add_request(self, request: Any) -> None:
+            self.request_states[request.request_id] = request
+
+    count_sequences(Processor)
+    worker = start()
+
+    async def serve(*_: Any) -> None:
+        detokenizer = SimpleNamespace(num_output_tokens=lambda: 5)
+        sequence = SimpleNamespace(
+            request_id="a", external_req_id="resp_one", prompt_len=7, detokenizer=detokenizer
+        )
+        Processor().add_request(sequence)
+        raise asyncio.CancelledError
+
+    worker.middleware._app = serve
+    headers = ((b"X-Request-Id", b"one"),)
+    scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers}
+    with pytest.raises(asyncio.CancelledError):
+        await worker.middleware(scope, None, None)
+    reply = await worker.ask("GET", f"{USAGE_PATH}one")
+    assert (reply.status, reply.content) == (200, {"prompt_tokens": 7, "completion_tokens": 5})
+    assert (await worker.ask("GET", f"{USAGE_PATH}two")).status == 404
 
 
 async def test_reading_includes_energy(start, monkeypatch):

@@ -168,6 +168,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.v1.core.sched.scheduler": {"Scheduler": engine.scheduler_class},
         "vllm.v1.engine": {},
         "vllm.v1.engine.core": {"EngineCore": engine.core_class},
+        "vllm.v1.engine.output_processor": {"OutputProcessor": type("OutputProcessor", (), {})},
         "vllm.v1.sample": {"rejection_sampler": made.sampler},
         "vllm.v1.sample.ops": {"topk_topp_sampler": made.filter},
         "vllm.v1.spec_decode": {},

@@ -16,6 +16,7 @@ from appliance.serving.dialects.policy import (
     REFUSED,
     may_call,
     policy_edits,
+    policy_verdicts,
     refuse_forbidden,
     salt_of,
 )
@@ -187,6 +188,14 @@ def edited(
 def test_priority_is_removed_without_the_permission():
     assert "priority" not in edited({"priority": -5})
     assert edited({"priority": -5}, frozenset({Permission.PRIORITY}))["priority"] == -5
+
+
+@pytest.mark.parametrize("may", [NO_PERMISSIONS, frozenset(Permission)])
+def test_no_client_chooses_how_many_tokens_a_frame_holds(may: frozenset[Permission]):
+    """A worker without the plugin is counted by its frames; the log names what was removed."""
+    assert "stream_interval" not in edited({"stream_interval": 1000}, may)
+    members = parse_members('{"model":"demo","stream_interval":1000}')
+    assert policy_verdicts(members, may) == ["stream_interval_removed"]
 
 
 def test_tenants_have_different_cache_salts():
