@@ -14,12 +14,17 @@ from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
+from prometheus_client import CollectorRegistry
 
+from appliance.api.refusals import RefusedCallers
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
 from appliance.control.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
+from appliance.infra.logs import configure_logs
+from appliance.infra.metrics import Metrics
+from appliance.infra.settings import LogSettings
 from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.vllm.scheduler_control import SchedulerControl
 from appliance.serving.worker_protocol import SPECULATION_PATH, USAGE_PATH
@@ -298,6 +303,17 @@ class FakeWorker:
             {"id": name, "created": 1, "max_model_len": 2048, "parent": self.parents.get(name)}
             for name in self.models
         ]
+
+
+def uncounted_refusals() -> RefusedCallers:
+    """For services whose refused callers no test reads."""
+    nothing: Any = None
+    return RefusedCallers(
+        audit=nothing,
+        metrics=Metrics(CollectorRegistry()),
+        logger=configure_logs(LogSettings(level="error"), terminal=False),
+        clock=lambda: 0.0,
+    )
 
 
 class StallingStore:

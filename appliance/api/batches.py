@@ -6,10 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import TenantCaller
+from appliance.api.auth import TenantCaller, address_class
 from appliance.api.body import read_members
 from appliance.api.error_responses import UNEXPECTED_MESSAGE, error_response, render
-from appliance.api.openai import address_class
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
 from appliance.errors import UNEXPECTED, ApplianceError, RouteNotFoundError

@@ -4,9 +4,7 @@ The routes of models, an explicit list; each request is parsed as far as the gat
 `serving.dialects` defines the members, bodies and frames of each route.
 """
 
-import ipaddress
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from appliance.api.auth import TenantCaller, tenant_caller
+from appliance.api.auth import TenantCaller, address_class, tenant_caller
 from appliance.api.body import decode_body
 from appliance.api.services import Services
 from appliance.api.streaming import relay_call
@@ -139,19 +137,6 @@ def parse_call(
         salted=salted,
         traceparent=_traceparent(request.scope["headers"]) if traced else None,
     )
-
-
-@lru_cache(maxsize=1024)
-def address_class(host: str) -> str:
-    """The class of a client's address, as the audit log records it."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "unknown"
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.is_loopback:
-        return "loopback"
-    return "private" if address.is_private else "public"
 
 
 def _priority(headers: Sequence[tuple[bytes, bytes]], own: PriorityClass) -> PriorityClass:

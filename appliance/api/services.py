@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from appliance.api.console.console import Console
+from appliance.api.refusals import RefusedCallers
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
@@ -33,6 +34,7 @@ class Services:
     settings: ApiSettings
     tenants: TenantDirectory
     identity: Authenticator
+    refused: RefusedCallers
     pool: WorkerPool
     workers: WorkerList
     gateway: Gateway

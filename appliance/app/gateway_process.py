@@ -18,6 +18,7 @@ from appliance.api.batches import render_line
 from appliance.api.console.console import Console
 from appliance.api.console.history import History
 from appliance.api.console.sessions import LoginAttempts, Sessions
+from appliance.api.refusals import RefusedCallers
 from appliance.api.request_middleware import CLIENT_ID
 from appliance.api.services import Services
 from appliance.app.announcer import Announcer
@@ -115,6 +116,12 @@ class GatewayRole(GatewayOpener):
                     tenants=tenants,
                     identity=Authenticator(
                         tenants, provider=provider, tls=self.settings.tls, refuse=watch.refuse_if_stale
+                    ),
+                    refused=RefusedCallers(
+                        audit=opened.audit.sink,
+                        metrics=opened.metrics,
+                        logger=self.logger,
+                        clock=WALL_CLOCK,
                     ),
                     pool=opened.pool,
                     workers=WorkerList(

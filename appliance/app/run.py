@@ -124,6 +124,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         running: list[Coroutine[Any, Any, None]] = [
             _wait_for(serving),
             parts.services.control.run(),
+            parts.services.refused.run(),
             parts.promoter.run(),
             opened.audit.run(),
             opened.witnessing.run(),

@@ -16,6 +16,8 @@ class EntryType(StrEnum):
     REQUEST_OUTCOME = "request.outcome"
     REQUEST_ABORTED = "request.aborted"
     REQUEST_DENIED = "request.denied"
+    CALLERS_REFUSED = "callers.refused"
+    CONSOLE_LOGIN = "console.login"
     FILE_CREATED = "file.created"
     FILE_DELETED = "file.deleted"
     BATCH_CREATED = "batch.created"
@@ -248,12 +250,27 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(*_payload("the part of the answer that was sent"), *_PAYLOAD_LIMITS),
         ),
         EntryType.REQUEST_DENIED: _schema(
-            "Records a request that was refused before it reached a worker: authentication, policy, limits.",
+            "Records that a known caller's request was refused before it reached a worker: policy, limits.",
             _REQUEST_ID,
             _ROUTE,
             _text("reason", "error code that the client got"),
             _STATUS,
             *_maybe(_TENANT, _KEY_ID, _CLIENT),
+        ),
+        EntryType.CALLERS_REFUSED: _schema(
+            "Counts requests without a valid credential, or with one for another purpose.  Anyone can send "
+            "them, so a gateway writes one entry a minute for each surface, whatever their number.",
+            _text("surface", "what they tried to use", "api", "admin", "console"),
+            _count("count", "how many"),
+            _list("reasons", "how many by reason, such as `api_key: 12`; the reasons of the metric"),
+            _list("clients", "how many by class of the client's address, such as `private: 12`"),
+            _text("since", "when the first of them was refused, as `time`"),
+            _text("until", "when the last of them was refused, as `time`"),
+        ),
+        EntryType.CONSOLE_LOGIN: _schema(
+            "An operator logged in to the console, where the log and all tenants can be read.",
+            _KEY_ID,
+            _CLIENT,
         ),
         EntryType.FILE_CREATED: _schema(
             "A tenant stored a file, or a batch wrote one: its content is on a disk from now on.",

@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from appliance.api.http.server import Server, bind, make_server
 from appliance.api.http.tls import open_tls
+from appliance.api.refusals import RefusedCallers
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
 from appliance.audit import verify
@@ -451,6 +452,7 @@ async def _running(
             settings=api,
             tenants=tenants,
             identity=Authenticator(tenants, provider=provider, tls=tls),
+            refused=RefusedCallers(audit=audit, metrics=metrics, logger=logger, clock=wall_clock),
             pool=pool,
             workers=WorkerList(
                 pool=pool,

@@ -562,6 +562,20 @@ async def test_all_wrong_keys_get_the_same_answer(running):
     assert running.worker.bodies == []
 
 
+async def test_refused_callers_are_in_the_audit_log(running):
+    """Of the API and of the admin API, counted; the verifier accepts the entries."""
+    for _ in range(10):
+        assert (await running.post(chat(), key=running.key + "x")).status == 401
+        assert (await running.get("/admin/v1/status", key=running.key)).status == 401
+    running.server.config.app.state.services.refused.report()
+    await until(lambda: len(running.entries("callers.refused")) == 2)
+    api, admin = running.entries("callers.refused")
+    assert (api["surface"], api["count"], list(api["reasons"])) == ("api", 10, ["api_key: 10"])
+    assert (admin["surface"], admin["count"], list(admin["reasons"])) == ("admin", 10, ["role: 10"])
+    assert list(api["clients"]) == ["loopback: 10"]
+    assert len(running.logged("caller_refused")) == 2
+
+
 async def test_admin_keys_cannot_call_models_nor_tenant_keys_administer(running):
     assert (await running.post(chat(), key=running.admin_key)).status == 401
     assert (await running.get("/admin/v1/status", key=running.key)).status == 401

@@ -17,13 +17,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from appliance.api.auth import identify
+from appliance.api.auth import client_class, count_refusal, identify
 from appliance.api.console import views
 from appliance.api.console.console import Console
 from appliance.api.console.headers import PREFIX
 from appliance.api.console.sessions import ConsoleSession
+from appliance.api.refusals import Surface
 from appliance.api.scopes import require_scopes
 from appliance.api.services import Services
+from appliance.audit.entry_types import EntryType
+from appliance.audit.sink import submit_best_effort
 from appliance.errors import (
     ApplianceError,
     ControlRefusedError,
@@ -32,6 +35,7 @@ from appliance.errors import (
     RouteNotFoundError,
 )
 from appliance.tenancy import AdminScope, Caller
+from appliance.tenancy.identity.rejection import RefusalReason
 
 COOKIE = "appliance_console"
 LOGIN = f"{PREFIX}/login"
@@ -98,7 +102,7 @@ async def show_login(request: Request) -> Response:
 
 
 async def log_in(request: Request) -> Response:
-    """A refusal is counted and logged as in the API."""
+    """A refusal is counted as in the API; a login is in the audit log, unless that is unavailable."""
     services, console = _parts(request)
     address = request.client.host if request.client else ""
     if not is_from_here(request):
@@ -116,12 +120,19 @@ async def log_in(request: Request) -> Response:
         return response
     if caller is None:
         console.attempts.failed(address)
-        services.logger.warning("console_login_refused", request_id=request.scope["state"]["request_id"])
         message = "This key has no access to the console. Use a key of the admin API."
         return _page(console, "login", code=HTTPStatus.UNAUTHORIZED, problem=message)
     console.attempts.succeeded(address)
     services.logger.info(
         "console_login", key_id=caller.key.key_id, request_id=request.scope["state"]["request_id"]
+    )
+    # Best effort: operators need the console to repair the log.
+    submit_best_effort(
+        services.audit,
+        services.logger,
+        EntryType.CONSOLE_LOGIN,
+        key_id=caller.key.key_id,
+        client=client_class(request.scope),
     )
     response = RedirectResponse(PREFIX, HTTPStatus.SEE_OTHER)
     response.set_cookie(
@@ -266,10 +277,13 @@ def _caller(request: Request, services: Services, credential: str) -> Caller | N
     """The admin of a key or token, authenticated as in a request to the admin API."""
     headers = [(b"authorization", b"Bearer " + credential.encode())]
     try:
-        caller = identify(services, {**request.scope, "headers": headers})
+        caller = identify(services, {**request.scope, "headers": headers}, Surface.CONSOLE)
     except InvalidApiKeyError:
         return None
-    return caller if caller.key.admin else None
+    if not caller.key.admin:
+        count_refusal(services, request.scope, Surface.CONSOLE, RefusalReason.ROLE)
+        return None
+    return caller
 
 
 def _is_encrypted(request: Request, console: Console) -> bool:

@@ -37,6 +37,8 @@ class RefusalReason(StrEnum):
     """Its names map to no tenant, to an unknown one, or to several."""
     CERTIFICATE_OF_ANOTHER = "certificate_of_another"
     """The key or token belongs to another tenant than the certificate."""
+    ROLE = "role"
+    """A valid credential of a tenant for the admin API or the console, or of an admin for models."""
 
 
 class RefusedCallerError(InvalidApiKeyError):

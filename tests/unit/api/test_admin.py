@@ -32,7 +32,7 @@ from appliance.speculation.state import MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
-from tests.fakes import FakeControl, FakeView, StallingStore
+from tests.fakes import FakeControl, FakeView, StallingStore, uncounted_refusals
 
 NOW = 1_800_000_000.5
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
@@ -106,6 +106,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
                 settings=ApiSettings(),
                 tenants=tenants,
                 identity=Authenticator(tenants),
+                refused=uncounted_refusals(),
                 pool=pool,
                 workers=nothing,
                 gateway=nothing,

@@ -20,6 +20,7 @@ from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator
+from tests.fakes import uncounted_refusals
 
 ROUTES = {
     ("/healthz", "GET"),
@@ -108,6 +109,7 @@ def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> 
             settings=ApiSettings(),
             tenants=TenantDirectory(()),
             identity=Authenticator(TenantDirectory(())),
+            refused=uncounted_refusals(),
             pool=WorkerPool(),
             workers=nothing,
             gateway=nothing,

@@ -1,6 +1,9 @@
 """Which callers reach which routes, and how refusals are recorded."""
 
+import asyncio
 import io
+import itertools
+import json
 import random
 import sys
 from types import SimpleNamespace
@@ -14,9 +17,12 @@ from starlette.routing import Route
 
 from appliance.api import admin, scopes
 from appliance.api.auth import admin_caller, tenant_caller
+from appliance.api.refusals import RefusedCallers
 from appliance.api.scopes import ADMIN, SCOPES
 from appliance.app.http_app import ROUTERS
-from appliance.errors import InvalidApiKeyError, MissingScopeError
+from appliance.audit.entry import encode, new_entry
+from appliance.audit.entry_types import EntryType
+from appliance.errors import AuditUnavailableError, InvalidApiKeyError, MissingScopeError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings, TlsSettings
@@ -33,6 +39,26 @@ TLS = TlsSettings(
 )
 
 
+SECONDS = itertools.count(1_800_000_000)
+
+
+class Entries:
+    """The audit log, which can be unavailable at once or later."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, dict[str, Any]]] = []
+        self.pending: list[asyncio.Future[Any]] = []
+        self.is_full = False
+
+    def submit(self, entry_type: EntryType, **fields: Any) -> asyncio.Future[Any]:
+        if self.is_full:
+            raise AuditUnavailableError("full")
+        encode(new_entry("log", entry_type, fields, clock=lambda: 1.0, random_bytes=bytes))
+        self.taken.append((str(entry_type), fields))
+        self.pending.append(asyncio.get_running_loop().create_future())
+        return self.pending[-1]
+
+
 @pytest.fixture
 def log() -> io.StringIO:
     return io.StringIO()
@@ -43,10 +69,12 @@ def services(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", log)
         logger = configure_logs(LogSettings(format="json"), terminal=False)
+    audit, metrics = Entries(), Metrics(CollectorRegistry())
     return SimpleNamespace(
         identity=Authenticator(TenantDirectory(TENANTS), tls=TLS),
-        metrics=Metrics(CollectorRegistry()),
-        logger=logger,
+        metrics=metrics,
+        audit=audit,
+        refused=RefusedCallers(audit=audit, metrics=metrics, logger=logger, clock=lambda: next(SECONDS)),
     )
 
 
@@ -79,16 +107,20 @@ async def test_a_client_certificate_identifies_a_tenant(services):
         await admin_caller(request(services, None, extensions=extensions))
 
 
-async def test_a_refusal_is_counted_and_logged_without_the_credential(services, log):
-    for key in (None, KEY[:-1] + "!", "eyJh.eyJzdWIi.c2ln"):
+async def refuse(services: Any, *keys: str | None, caller: Any = tenant_caller) -> None:
+    for key in keys:
         with pytest.raises(InvalidApiKeyError):
-            await tenant_caller(request(services, key))
+            await caller(request(services, key, client=("10.0.0.7", 1)))
+
+
+async def test_a_refusal_is_counted_and_logged_without_the_credential(services, log):
+    await refuse(services, None, KEY[:-1] + "!", "eyJh.eyJzdWIi.c2ln", ADMIN_KEY)
     written = log.getvalue()
-    for reason in ("no_credential", "api_key", "tokens_not_accepted"):
+    for reason in ("no_credential", "api_key", "tokens_not_accepted", "role"):
         labels = {"reason": reason}
         assert services.metrics.registry.get_sample_value("appliance_callers_refused_total", labels) == 1
         assert f'"reason": "{reason}"' in written
-    assert written.count('"request_id": "the id"') == 3
+    assert written.count('"request_id": "the id"') == 4
     assert KEY[3:20] not in written
     assert "eyJ" not in written
 
@@ -122,3 +154,60 @@ def test_every_route_below_the_admin_path_asks_for_an_admin():
     for route in admin.router.routes:
         dependencies = [each.call for each in route.dependant.dependencies]
         assert dependencies == [admin_caller], route.path
+
+
+async def test_refused_callers_are_one_audit_entry_for_each_surface(services):
+    """With their number by reason and by class of address, and the time of the first and the last."""
+    await refuse(services, *[KEY + "x"] * 8, None, None)
+    await refuse(services, KEY, KEY, None, caller=admin_caller)
+    services.refused.report()
+    (kind, api), (_, admin) = services.audit.taken
+    assert kind == "callers.refused"
+    assert (api["surface"], api["count"]) == ("api", 10)
+    assert (api["reasons"], api["clients"]) == (["api_key: 8", "no_credential: 2"], ["private: 10"])
+    assert api["since"] < api["until"]
+    assert (admin["surface"], admin["reasons"]) == ("admin", ["no_credential: 1", "role: 2"])
+    services.refused.report()
+    assert len(services.audit.taken) == 2
+
+
+async def test_a_flood_of_refused_callers_leads_to_a_bounded_number_of_entries_and_lines(services, log):
+    """Whatever the rate: the first line of a reason at once, and then how many followed."""
+    for _ in range(5000):
+        await refuse(services, None, KEY + "x")
+    assert log.getvalue().count("\n") == 2
+    services.refused.report()
+    assert [fields["count"] for _, fields in services.audit.taken] == [10_000]
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["event"], line.get("count")) for line in lines] == [
+        ("caller_refused", None),
+        ("caller_refused", None),
+        ("callers_refused", 5000),
+        ("callers_refused", 5000),
+    ]
+
+
+async def test_refusals_stay_counted_while_the_audit_log_is_unavailable(services):
+    """In the memory of one entry for each surface, whether it refuses them at once or fails later."""
+    services.audit.is_full = True
+    await refuse(services, None)
+    services.refused.report()
+    services.audit.is_full = False
+    await refuse(services, KEY + "x")
+    services.refused.report()
+    services.audit.pending[0].set_exception(AuditUnavailableError("lost"))
+    await asyncio.sleep(0)
+    await refuse(services, None)
+    services.refused.report()
+    assert [fields["count"] for _, fields in services.audit.taken] == [2, 3]
+    assert services.audit.taken[-1][1]["reasons"] == ["api_key: 1", "no_credential: 2"]
+
+
+async def test_refusals_are_reported_when_the_gateway_stops(services):
+    running = asyncio.create_task(services.refused.run())
+    await asyncio.sleep(0)
+    await refuse(services, None)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [fields["count"] for _, fields in services.audit.taken] == [1]

@@ -20,8 +20,10 @@ from appliance.api.console.console import Console
 from appliance.api.console.headers import HEADERS
 from appliance.api.console.history import History
 from appliance.api.console.sessions import LoginAttempts, Sessions
+from appliance.api.refusals import RefusedCallers
 from appliance.api.services import Services
 from appliance.app.http_app import create_app
+from appliance.audit.entry import decode
 from appliance.audit.log import AuditLog
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
@@ -83,6 +85,13 @@ class Site:
     verification: FakeVerification
     now: list[float]
     log: io.StringIO
+    refused: RefusedCallers
+    store: SqlAuditStore
+
+    async def entries(self, entry_type: str) -> list[Any]:
+        """The fields of the entries of a type, once there are some."""
+        await until(lambda: any(leaf.type == entry_type for leaf in self.store.leaves(0, 1000)))
+        return [decode(leaf.leaf).fields for leaf in self.store.leaves(0, 1000) if leaf.type == entry_type]
 
     async def log_in(self, key: str = ADMIN_KEY, **headers: str) -> httpx.Response:
         return await self.client.post("/console/login", data={"key": key}, headers=headers or None)
@@ -121,9 +130,10 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     verification: Any = FakeVerification()
     nothing: Any = None
     async with AsyncExitStack() as stack:
+        store = stack.enter_context(closing(SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}")))
         audit = await stack.enter_async_context(
             AuditLog.open(
-                store=stack.enter_context(closing(SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}"))),
+                store=store,
                 signer=load_signing_key(tmp_path / "audit.key", settings.origin),
                 settings=settings,
                 sealed_head_path=tmp_path / "audit.head",
@@ -140,11 +150,13 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             witnesses=lambda: WitnessLevel(known=0, cosigned=0, size=0, time=0),
             clock=lambda: now[0],
         )
+        refused = RefusedCallers(audit=audit, metrics=metrics, logger=logger, clock=lambda: now[0])
         app = create_app(
             Services(
                 settings=ApiSettings(),
                 tenants=tenants,
                 identity=Authenticator(tenants),
+                refused=refused,
                 pool=pool,
                 workers=nothing,
                 gateway=nothing,
@@ -177,6 +189,8 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             verification=verification,
             now=now,
             log=log,
+            refused=refused,
+            store=store,
         )
 
 
@@ -218,10 +232,25 @@ async def test_a_wrong_key_is_refused_counted_and_logged(site):
     assert wrong.text == tenants.text
     assert "set-cookie" not in wrong.headers
     written = site.log.getvalue()
-    assert written.count('"console_login_refused"') == 2
+    assert written.count('"caller_refused"') == written.count('"detail": "console"') == 2
     assert site.metrics.registry.get_sample_value("appliance_callers_refused_total", {"reason": "api_key"})
     assert KEY not in written
     assert "sk-wrong" not in written
+
+
+async def test_logins_are_in_the_audit_log(site):
+    """Each with the id of its key; those that failed are counted, also while their address has to wait."""
+    await site.log_in()
+    (login,) = await site.entries("console.login")
+    assert login == {"key_id": STORED_ADMIN_KEY.key_id, "client": "private"}
+    for _ in range(10):
+        await site.log_in("sk-wrong")
+    await site.log_in(KEY)
+    site.refused.report()
+    (refused,) = await site.entries("callers.refused")
+    assert (refused["surface"], refused["count"]) == ("console", 11)
+    assert list(refused["reasons"]) == ["api_key: 10", "role: 1"]
+    assert list(refused["clients"]) == ["private: 11"]
 
 
 async def test_concurrent_logins_are_counted(site):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from appliance.api.openai import address_class, parse_call
+from appliance.api.auth import address_class
+from appliance.api.openai import parse_call
 from appliance.errors import InvalidRequestError
 from appliance.gateway.call import Call
 from appliance.serving.dialects.routes import ROUTES

@@ -28,7 +28,7 @@ from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import SqlTenantStore
 from appliance.tenancy.watch import TenantWatch
-from tests.fakes import audit_fields
+from tests.fakes import audit_fields, uncounted_refusals
 from tests.roster import roster_mac
 from tests.unit.tenancy.states import ADMIN, ADMIN_KEY, KEY, STORED
 
@@ -100,6 +100,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
                 settings=ApiSettings(),
                 tenants=directory,
                 identity=Authenticator(directory, refuse=watch.refuse_if_stale),
+                refused=uncounted_refusals(),
                 pool=WorkerPool(),
                 workers=NOTHING,
                 gateway=NOTHING,

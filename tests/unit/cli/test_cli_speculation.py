@@ -45,7 +45,7 @@ from appliance.speculation.values import (
 )
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
-from tests.fakes import FakeControl, FakeView, audit_fields
+from tests.fakes import FakeControl, FakeView, audit_fields, uncounted_refusals
 from tests.migrated import migrated
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
@@ -101,6 +101,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
                 settings=settings,
                 tenants=tenants,
                 identity=Authenticator(tenants),
+                refused=uncounted_refusals(),
                 pool=pool,
                 workers=NOTHING,
                 gateway=NOTHING,

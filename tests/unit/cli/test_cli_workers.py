@@ -32,7 +32,7 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
-from tests.fakes import audit_fields
+from tests.fakes import audit_fields, uncounted_refusals
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
 KEY, STORED_KEY = make_key(b"b" * 37)
@@ -123,6 +123,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
             settings=api,
             tenants=tenants,
             identity=Authenticator(tenants),
+            refused=uncounted_refusals(),
             pool=pool,
             workers=workers,
             gateway=SimpleNamespace(admission=admission),

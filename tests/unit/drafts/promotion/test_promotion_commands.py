@@ -21,6 +21,7 @@ from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.tenancy import Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
+from tests.fakes import uncounted_refusals
 from tests.unit.drafts.promotion.promotion_cluster import OWN, PromotionCluster
 from tests.unit.drafts.registry.site import Site
 
@@ -49,6 +50,7 @@ def client_of(promoter) -> httpx.AsyncClient:
             settings=ApiSettings(),
             tenants=tenants,
             identity=Authenticator(tenants),
+            refused=uncounted_refusals(),
             pool=WorkerPool(),
             workers=nothing,
             gateway=nothing,
