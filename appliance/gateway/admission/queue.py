@@ -6,7 +6,8 @@ The bounded fair queue.
 A lower priority class is served when no higher one waits, and also gets a share of the turns, so that it
 never starves.  Within a class tenants take turns, however many requests each has queued: a tenant with a
 thousand requests delays one with a single request by one turn.  A request of several sequences takes as many
-turns, so that its tenant is passed over until the others had theirs.  Nor can one tenant fill the queue: when
+turns, so that its tenant is passed over until the others had theirs; it owes them while others wait, also if
+it has no request queued for a while.  Nor can one tenant fill the queue: when
 it is full, the newest request of the tenant that holds most is displaced by a tenant with less.
 
 A request waits in a *lane*, with those that the same workers can serve, so that a model whose workers are
@@ -57,7 +58,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class _Tenant:
-    turns: int  # left before the next tenant's turn; below 1 after a request of several sequences
+    turns: int  # left before the next tenant's turn; below 1 if it owes some, with or without requests
     requests: int = 0
     size_bytes: int = 0
     lanes: dict[Lane, dict[Waiter, None]] = field(default_factory=dict)  # first come, first served
@@ -100,7 +101,7 @@ class _Class:
         tenant.size_bytes -= waiter.size_bytes
         if not line:
             del tenant.lanes[waiter.lane]
-            if not tenant.lanes:
+            if not tenant.lanes and tenant.turns >= 1:
                 del self._tenants[waiter.tenant]
         self.requests -= 1
         self.size_bytes -= waiter.size_bytes
@@ -109,6 +110,7 @@ class _Class:
             del self.lanes[waiter.lane]
         if not self.requests:
             self.credit = 0.0
+            self._tenants.clear()
         return True
 
     def displaced(self, name: str, size_bytes: int, bounds: QueueBounds) -> list[Waiter] | None:
@@ -143,20 +145,24 @@ class _Class:
 
     def take(self, lanes: Collection[Lane]) -> Waiter:
         """The next request of the tenant whose turn it is; only if `is_waiting`."""
-        able = [
+        served = [
             (name, tenant)
             for name, tenant in self._tenants.items()
-            if any(lane in tenant.lanes for lane in lanes)
+            if not tenant.lanes or any(lane in tenant.lanes for lane in lanes)
         ]
+        able = [(name, tenant) for name, tenant in served if tenant.lanes]
         if all(tenant.turns < 1 for _, tenant in able):
             # Every one owes turns: skip the rounds in which none is served.
             rounds = min(-(-(1 - tenant.turns) // self._weight(name)) for name, tenant in able)
-            for name, tenant in able:
+            for name, tenant in served:
                 tenant.turns += rounds * self._weight(name)
-        for name, tenant in able:
-            if tenant.turns >= 1:
+        for name, tenant in served:
+            if tenant.turns < 1:
+                self._end_turn(name, tenant)
+            elif tenant.lanes:
                 break
-            self._end_turn(name, tenant)
+            if not tenant.lanes and tenant.turns >= 1:
+                del self._tenants[name]
         waiter = min(
             (next(iter(line)) for lane, line in tenant.lanes.items() if lane in lanes),
             key=lambda first: first.number,

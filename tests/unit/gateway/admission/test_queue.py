@@ -43,6 +43,16 @@ def drained(queue: FairQueue, *lanes: Lane) -> list[Waiter]:
     return taken
 
 
+def queued(queue: FairQueue) -> list[Waiter]:
+    return [
+        each
+        for kind in queue._classes.values()
+        for tenant in kind._tenants.values()
+        for line in tenant.lanes.values()
+        for each in line
+    ]
+
+
 def test_an_empty_queue_returns_none():
     assert FairQueue(WIDE).take([DEMO]) is None
     assert len(FairQueue(WIDE)) == 0
@@ -71,6 +81,31 @@ def test_a_request_of_many_sequences_takes_as_many_turns(weight: int):
     for each in order[: order.index(small[-1])]:
         served[each.tenant] += each.sequences
         assert served["large"] <= weight * (served["small"] + 2) + 64
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_a_tenant_that_queues_one_request_at_a_time_owes_its_turns_all_the_same(weight: int):
+    """An empty line of its own does not cancel them while others wait."""
+    queue = filled(*[waiter("small") for _ in range(256)], weights={"large": weight})
+    served = Counter[str]()
+    while served["small"] < 256:
+        if not any(each.tenant == "large" for each in queued(queue)):
+            assert queue.push(waiter("large", sequences=64)) == []
+        taken = queue.take((DEMO,))
+        assert taken is not None
+        served[taken.tenant] += taken.sequences
+        assert served["large"] <= weight * (served["small"] + 2) + 64
+    assert served["large"] >= weight * served["small"] - 64
+
+
+def test_turns_that_a_tenant_owes_end_with_the_queue():
+    """Then no other tenant was passed over."""
+    queue = filled(waiter("large", sequences=64), waiter("small"))
+    drained(queue)
+    late, soon = waiter("small"), waiter("large")
+    for each in (soon, late):
+        queue.push(each)
+    assert drained(queue) == [soon, late]
 
 
 def test_tenants_that_owe_turns_do_not_leave_a_slot_idle():
