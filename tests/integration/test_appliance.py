@@ -347,6 +347,7 @@ def test_client_that_leaves_is_charged_what_the_worker_generated_for_it(applianc
         with victim.connect() as connection:
             connection.sendall(victim.head(len(data), path=path) + data)
             wait_until(lambda: counted("generation") - before[1] >= FRAMES, seconds=60, pause=0.01)
+    wait_until(lambda: len(outcomes(appliance.data)) > ended, seconds=60, pause=0.05)
     outcome = outcomes(appliance.data)[ended]
     assert (outcome["outcome"], outcome["route"]) == ("client_gone", path)
     assert not outcome["tokens_estimated"]

@@ -117,6 +117,17 @@ async def test_client_that_leaves_is_charged_all_that_the_worker_generated_for_i
     assert line["completion_tokens"] == generated
 
 
+async def test_answer_that_takes_too_long_is_recorded_with_what_the_worker_generated(serve):
+    """Nothing of it reached the client, but the worker was busy with it."""
+    worker = FakeWorker(counts=True, pieces=["x "] * 1000, pause_seconds=0.01)
+    running = await serve(worker, silence_seconds=1)
+    assert (await running.post(chat())).error["code"] == "worker_timeout"
+    outcome = await running.outcome()
+    (generated,) = worker.generated.values()
+    assert (outcome["outcome"], outcome["tokens_estimated"]) == ("timed_out", False)
+    assert outcome["completion_tokens"] == generated > 0
+
+
 async def test_client_that_leaves_is_charged_an_estimate_if_its_worker_cannot_tell(limited):
     """Its prompt included; the reservation is released."""
     running, limiter = limited
