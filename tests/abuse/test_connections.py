@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from appliance.api.refusals import INTERVAL_SECONDS
 from tests.abuse.conftest import gateways
 from tests.abuse.gateway_under_test import MIB, PATIENT, allow_open_files, close_all, reset, wait_closed
 from tests.fakes import FakeWorker, chat, until
@@ -251,6 +252,31 @@ async def test_thousands_of_vanished_clients_leave_no_state(start):
     assert sorted(end["request_id"] for end in ends) == sorted(intent["request_id"] for intent in intents)
     await until(lambda: gateway.open_files <= files + 20)
     assert gateway.resident_bytes - before < 64 * MIB
+
+
+async def test_a_flood_without_a_valid_key_writes_a_few_entries_and_lines(start):
+    """Each caller is counted, also those of the last minute before the gateway stops."""
+    gateway = await start(FakeWorker())
+    began, workers, each = time.monotonic(), 20, 100
+    headers = {"Authorization": f"Bearer {gateway.process.key}x"}
+    async with aiohttp.ClientSession(timeout=PATIENT, headers=headers) as session:
+
+        async def knock() -> None:
+            for _ in range(each):
+                async with session.get(f"{gateway.process.url}/v1/models") as answer:
+                    assert answer.status == 401
+
+        await asyncio.gather(*(knock() for _ in range(workers)))
+    await asyncio.to_thread(gateway.process.stop)
+    most = 2 + (time.monotonic() - began) // INTERVAL_SECONDS
+    entries = gateway.entries("callers.refused")
+    assert sum(entry["count"] for entry in entries) == workers * each
+    assert {(entry["surface"], tuple(entry["clients"])) for entry in entries} == {
+        ("api", (f"loopback: {entry['count']}",)) for entry in entries
+    }
+    assert len(entries) <= most
+    lines = [line for line in gateway.process.output if "_refused" in line]
+    assert 0 < len(lines) <= 2 * most
 
 
 REFUSALS: dict[str, tuple[Callable, tuple[bytes, ...]]] = {

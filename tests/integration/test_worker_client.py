@@ -4,11 +4,24 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from aiohttp import web
 
 from appliance.errors import WorkerFailedError, WorkerUnreachableError
 from appliance.serving.client import WorkerClient
+from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
 
+NO_COUNTS = [
+    (404, "{}"),
+    (401, "{}"),
+    (200, ""),
+    (200, "[]"),
+    (200, "{}"),
+    (200, '{"prompt_tokens": 7}'),
+    (200, '{"prompt_tokens": 7, "completion_tokens": -1}'),
+    (200, '{"prompt_tokens": true, "completion_tokens": 1}'),
+    (500, '{"prompt_tokens": 7, "completion_tokens": 1}'),
+]
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 PART = b"HTTP/1.1 200 OK\r\nContent-"
 
@@ -93,3 +106,24 @@ async def test_a_worker_that_is_gone_after_a_request_is_not_called_unreachable()
             await ask()
         assert not isinstance(caught.value, WorkerUnreachableError)
         assert scripted.heard == 2
+
+
+@pytest.mark.parametrize(("status", "text"), NO_COUNTS)
+async def test_a_count_that_cannot_be_read_is_none(status, text):
+    """The gateway then estimates; a worker that is gone is the same."""
+
+    async def answer(_request):
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_get("/appliance/usage/one", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0]
+    worker = Worker(worker_id=WorkerId("w"), url=f"http://{host}:{port}")
+    async with SpeculationClient.open(token="the token") as client:
+        assert await client.usage(worker, "one") is None
+        await runner.cleanup()
+        assert await client.usage(worker, "one") is None
