@@ -6,9 +6,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from appliance.api.auth import TenantCaller, address_class
+from appliance.api.auth import address_class
 from appliance.api.body import read_members
 from appliance.api.error_responses import UNEXPECTED_MESSAGE, error_response, render
+from appliance.api.files import StorageCaller
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
 from appliance.errors import UNEXPECTED, ApplianceError, RouteNotFoundError
@@ -27,7 +28,7 @@ router = APIRouter()
 
 
 @router.post(PATH)
-async def create_batch(request: Request, caller: TenantCaller) -> Response:
+async def create_batch(request: Request, caller: StorageCaller) -> Response:
     """Create a batch."""
     order = parse_batch_request(await read_members(request))
     client = address_class(request.client.host if request.client else "")
@@ -35,20 +36,20 @@ async def create_batch(request: Request, caller: TenantCaller) -> Response:
 
 
 @router.get(PATH)
-async def list_batches(request: Request, caller: TenantCaller) -> Response:
+async def list_batches(request: Request, caller: StorageCaller) -> Response:
     """The tenant's batches, newest first."""
     window = parse_window(request, usual=USUAL_BATCHES, most=MOST_BATCHES)
     return page(await _batches(request).list(caller.tenant.name, window), window, show_batch)
 
 
 @router.get(f"{PATH}/{{batch_id}}")
-async def get_batch(request: Request, batch_id: str, caller: TenantCaller) -> Response:
+async def get_batch(request: Request, batch_id: str, caller: StorageCaller) -> Response:
     """One batch and its progress."""
     return JSONResponse(show_batch(await _batches(request).get(caller.tenant.name, batch_id)))
 
 
 @router.post(f"{PATH}/{{batch_id}}/cancel")
-async def cancel_batch(request: Request, batch_id: str, caller: TenantCaller) -> Response:
+async def cancel_batch(request: Request, batch_id: str, caller: StorageCaller) -> Response:
     """Cancel a batch; finished lines can be downloaded."""
     return JSONResponse(show_batch(await _batches(request).cancel(caller.tenant.name, batch_id)))
 

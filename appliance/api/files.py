@@ -1,9 +1,10 @@
 """OpenAI's files API, for the input and output files of batches."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -11,10 +12,11 @@ from appliance.api.auth import TenantCaller
 from appliance.api.paging import page, parse_window
 from appliance.api.services import Services
 from appliance.api.upload import UploadForm
-from appliance.errors import InvalidRequestError, RouteNotFoundError
+from appliance.errors import InvalidRequestError, RequestTooSlowError, RouteNotFoundError
 from appliance.gateway.batch.batch import FilePurpose, StoredFile, clean_filename
 from appliance.gateway.batch.files import TenantFiles, Upload
 from appliance.gateway.batch.request import parse_expiry
+from appliance.tenancy import Caller
 
 PATH = "/v1/files"
 MOST_FILES, USUAL_FILES = 10_000, 10_000
@@ -22,26 +24,38 @@ MOST_FILES, USUAL_FILES = 10_000, 10_000
 router = APIRouter()
 
 
+async def storage_caller(request: Request, caller: TenantCaller) -> AsyncIterator[Caller]:
+    """The tenant's caller, in one of the tenant's slots until the answer is sent; raises AtCapacityError."""
+    services: Services = request.app.state.services
+    with services.storage_slots.taken(caller.tenant.name):
+        yield caller
+
+
+StorageCaller = Annotated[Caller, Depends(storage_caller)]
+
+
 @router.post(PATH)
-async def upload(request: Request, caller: TenantCaller) -> Response:
+async def upload(request: Request, caller: StorageCaller) -> Response:
     """Upload a file."""
     files = _files(request)
     form = UploadForm(request.headers.get("content-type", ""))
-    receiving = await files.receive(caller)
-    try:
-        async for data in request.stream():
-            if found := form.feed(data):
-                await receiving.write(found)
+    length = request.headers.get("content-length", "")
+    body_bytes = int(length) if length.isascii() and length.isdigit() else None  # `BodyLimit` bounds it
+    async with files.receive(caller, body_bytes) as incoming:
+        try:
+            async with asyncio.timeout(files.upload_seconds):
+                async for data in request.stream():
+                    if found := form.feed(data):
+                        await incoming.write(found)
+        except TimeoutError as error:
+            most = f"{files.upload_seconds:g} seconds"
+            raise RequestTooSlowError(f"An upload may take {most}. Send a smaller file.") from error
         form.end()
-        stored = await files.keep(receiving, _read_upload(form))
-    except BaseException:
-        await files.discard(receiving)
-        raise
-    return JSONResponse(show_file(stored))
+        return JSONResponse(show_file(await files.keep(incoming, _read_upload(form))))
 
 
 @router.get(PATH)
-async def list_files(request: Request, caller: TenantCaller) -> Response:
+async def list_files(request: Request, caller: StorageCaller) -> Response:
     """The tenant's files, newest first by default."""
     window = parse_window(request, usual=USUAL_FILES, most=MOST_FILES)
     purpose = request.query_params.get("purpose")
@@ -49,13 +63,13 @@ async def list_files(request: Request, caller: TenantCaller) -> Response:
 
 
 @router.get(f"{PATH}/{{file_id}}")
-async def get_file(request: Request, file_id: str, caller: TenantCaller) -> Response:
+async def get_file(request: Request, file_id: str, caller: StorageCaller) -> Response:
     """One file."""
     return JSONResponse(show_file(await _files(request).get(caller.tenant.name, file_id)))
 
 
 @router.get(f"{PATH}/{{file_id}}/content")
-async def get_content(request: Request, file_id: str, caller: TenantCaller) -> Response:
+async def get_content(request: Request, file_id: str, caller: StorageCaller) -> Response:
     """The content of a file."""
     files = _files(request)
     stored = await files.get(caller.tenant.name, file_id)
@@ -73,7 +87,7 @@ async def get_content(request: Request, file_id: str, caller: TenantCaller) -> R
 
 
 @router.delete(f"{PATH}/{{file_id}}")
-async def delete_file(request: Request, file_id: str, caller: TenantCaller) -> Response:
+async def delete_file(request: Request, file_id: str, caller: StorageCaller) -> Response:
     """Delete a file."""
     await _files(request).delete(caller, file_id)
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})

@@ -1,7 +1,7 @@
 """The dependencies of the HTTP layer, built by the composition root."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from appliance.api.console.console import Console
 from appliance.api.refusals import RefusedCallers
@@ -17,6 +17,7 @@ from appliance.control.worker_list import WorkerList
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.bounds import TENANT_REQUESTS, TenantSlots
 from appliance.gateway.batch.files import TenantFiles
 from appliance.gateway.gateway import Gateway
 from appliance.infra.logs import Logger
@@ -62,6 +63,9 @@ class Services:
     """Tenants' files; None if files are not kept."""
     batches: Batches | None = None
     """None if the gateway runs none."""
+    storage_slots: TenantSlots = field(
+        default_factory=lambda: TenantSlots("requests for files and batches", per_tenant=TENANT_REQUESTS)
+    )
     wall: Wall = NO_WALL
     """Which connections this process may open."""
     egress: EgressWatch | None = None

@@ -329,6 +329,7 @@ class GatewayRole(GatewayOpener):
         return open_batches(
             database=opened.database,
             directory=settings.batch.directory or self.installation.files,
+            former=self.installation.files,
             gateway=opened.gateway,
             keys=self._payload_keys(),
             settings=settings.batch,

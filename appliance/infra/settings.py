@@ -383,20 +383,25 @@ class BatchSettings(Section):
     """Tenants' files, and batches of requests that run in idle capacity."""
 
     directory: Path | None = None
-    """Directory of the files; default: `files` in the data directory.  Gateways that share a database may
-    share the directory: each writes its own part, and each can then serve every file."""
+    """Directory of the files, best on a volume of its own; default: `files` in the data directory, from where
+    files of before are still served.  Gateways that share a database may share the directory: each writes its
+    own part, and each can then serve every file."""
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 2**20
     """Maximum size of a file, in bytes."""
+    upload_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    """Maximum time of an upload."""
     max_requests: Annotated[int, Field(ge=1)] = 50_000
     """Maximum requests in one batch."""
     tenant_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
-    """Maximum bytes of one tenant's files; outputs of batches count, and are stored even beyond it."""
+    """Maximum bytes of one tenant's files, uploads in flight included; outputs of batches count, and are
+    stored even beyond it, but then no new batch is accepted."""
     tenant_files: Annotated[int, Field(ge=0)] = 1000
-    """Maximum files of one tenant."""
+    """Maximum files of one tenant, uploads in flight included."""
     tenant_batches: Annotated[int, Field(ge=0)] = 50
     """Maximum open batches of one tenant."""
     keep_free_bytes: Annotated[int, Field(ge=0)] = 2 * 2**30
-    """Minimum free space on the disk of the files; below it, uploads are refused."""
+    """Minimum free space on the disk of the files; uploads that would leave less are refused, and batches
+    pause."""
     file_days: Annotated[int, Field(ge=1)] = 30
     """Delete a file after this number of days, unless its tenant chose another time."""
     concurrency: Annotated[int, Field(ge=1)] = 16

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier
 
 import pytest
 
@@ -59,10 +60,16 @@ def gateways(url, open_store):
         store.close()
 
 
+def upload(store, stored, quota=PLENTY):
+    """Reserve a file's size, and make it visible."""
+    store.reserve_file(stored, quota)
+    assert store.add_file(stored)
+
+
 def test_one_gateway_reads_what_another_wrote(gateways):
     """Every member of a file and of a batch, in every state."""
     one, two = gateways
-    one.add_file(FILE, PLENTY)
+    upload(one, FILE)
     one.add_batch(BATCH, 5)
     assert two.file("acme", "file-1") == FILE
     assert two.batch("acme", "batch_1") == BATCH
@@ -102,7 +109,7 @@ def test_only_one_of_two_concurrent_batch_transitions_succeeds(gateways):
 def test_outputs_are_known_with_the_end_of_their_batch_or_not_at_all(gateways):
     """A batch that did not move brings no files, and one that did counts no quota."""
     one, two = gateways
-    one.add_file(FILE, PLENTY)
+    upload(one, FILE)
     one.add_batch(BATCH, 5)
     output = replace(FILE, file_id="file-2", purpose=FilePurpose.BATCH_OUTPUT)
     assert not one.move("batch_1", Status.COMPLETED, 1, outputs=[output], output_file_id="file-2")
@@ -119,7 +126,7 @@ def test_outputs_are_known_with_the_end_of_their_batch_or_not_at_all(gateways):
 def test_results_of_erased_content_are_never_registered(gateways):
     """Erased in the moment its batch ended: the outputs come too late."""
     one, two = gateways
-    one.add_file(FILE, PLENTY)
+    upload(one, FILE)
     one.add_batch(BATCH, 5)
     one.move("batch_1", Status.IN_PROGRESS, 1)
     one.move("batch_1", Status.FINALIZING, 2)
@@ -131,34 +138,97 @@ def test_results_of_erased_content_are_never_registered(gateways):
 
 
 def test_uploads_of_one_tenant_at_the_same_time_keep_its_bound(gateways):
-    """However many gateways take them."""
+    """However many gateways take them; an upload counts from its begin."""
     quota = StorageQuota(files=5, size=2**60)
 
-    def add(number):
+    def reserve(number):
         try:
-            gateways[number % 2].add_file(replace(FILE, file_id=f"file-{number}"), quota)
+            gateways[number % 2].reserve_file(replace(FILE, file_id=f"file-{number}"), quota)
         except StorageQuotaError:
             return False
         return True
 
     with ThreadPoolExecutor(4) as threads:
-        added = list(threads.map(add, range(12)))
-    assert sum(added) == 5
+        reserved = list(threads.map(reserve, range(12)))
+    assert sum(reserved) == 5
+    assert gateways[0].files("acme", Window(limit=100)) == []
+    for number in range(12):
+        stored = replace(FILE, file_id=f"file-{number}")
+        assert gateways[number % 2].add_file(stored) == reserved[number]
     assert len(gateways[0].files("acme", Window(limit=100))) == 5
     with pytest.raises(StorageQuotaError):
-        gateways[0].check_quota("acme", quota, 0)
-    gateways[0].check_quota("other", quota, 0)
+        gateways[0].check_quota("acme", quota, more_files=1, more_bytes=0)
+    gateways[0].check_quota("other", quota, more_files=1, more_bytes=0)
     with pytest.raises(StorageQuotaError, match="bytes"):
-        gateways[0].check_quota("other", StorageQuota(files=1, size=10), 11)
+        gateways[0].check_quota("other", StorageQuota(files=1, size=10), more_files=1, more_bytes=11)
+
+
+def test_batches_created_on_two_gateways_at_the_same_time_keep_the_tenants_bound(gateways):
+    """Thirty times the same moment, for one more batch than the tenant may have."""
+    together = Barrier(2)
+
+    def create(gateway, tenant):
+        batch = replace(BATCH, batch_id=f"batch_{tenant}_{gateway}", tenant=tenant)
+        together.wait()
+        try:
+            gateways[gateway].add_batch(batch, 1)
+        except StorageQuotaError:
+            return False
+        return True
+
+    tenants = [f"tenant-{number}" for number in range(30)]
+    with ThreadPoolExecutor(2) as threads:
+        made = [sorted(threads.map(create, (0, 1), (tenant, tenant))) for tenant in tenants]
+    assert made == [[False, True]] * len(tenants)
+
+
+def test_reservation_counts_until_its_upload_ends(gateways):
+    """It is no file: neither shown nor deleted, erased or removed; the file counts with its own size."""
+    one, two = gateways
+    quota = StorageQuota(files=2, size=2**33)
+    one.reserve_file(FILE, quota)
+    with pytest.raises(StorageQuotaError, match="bytes"):
+        two.reserve_file(replace(FILE, file_id="file-2", size=1), quota)
+    assert two.file("acme", "file-1") is None
+    assert not two.delete_file("acme", "file-1")
+    assert two.erase_files("acme", 10**6) == 0
+    one.expire_files("one", 10**6)
+    assert one.hidden_files("one") == []
+    assert one.known("one") == (frozenset(), frozenset())
+    stored = replace(FILE, size=7, filename="out.jsonl", created_at=150, expires_at=300)
+    assert one.add_file(stored)
+    assert not one.add_file(stored)
+    assert two.file("acme", "file-1") == stored
+    two.reserve_file(replace(FILE, file_id="file-2", size=2**33 - 7), quota)
+    two.forget_reservation("file-2")
+    two.forget_reservation("file-1")
+    assert two.file("acme", "file-1") == stored
+    two.reserve_file(replace(FILE, file_id="file-3", size=2**33 - 7), quota)
+
+
+def test_no_reservation_outlives_its_gateway(gateways):
+    """The gateway's next start finds it; if there is none, another gateway removes it after its time."""
+    one, two = gateways
+    quota = StorageQuota(files=1, size=2**33)
+    one.reserve_file(FILE, quota)
+    assert (one.reservations("one"), one.reservations("two")) == ([FILE], [])
+    two.expire_reservations(FILE.expires_at - 1)
+    with pytest.raises(StorageQuotaError):
+        two.reserve_file(replace(FILE, file_id="file-2"), quota)
+    two.expire_reservations(FILE.expires_at)
+    assert not one.add_file(FILE)
+    upload(two, replace(FILE, file_id="file-2"), quota)
+    two.expire_reservations(2**40)
+    assert two.file("acme", "file-2") is not None
 
 
 def test_lists_go_by_id_from_a_cursor_on(gateways):
     """Newest first or oldest first; one more than requested shows that there are more."""
     one, _ = gateways
     for number in range(5):
-        one.add_file(replace(FILE, file_id=f"file-{number}"), PLENTY)
+        upload(one, replace(FILE, file_id=f"file-{number}"))
         one.add_batch(replace(BATCH, batch_id=f"batch_{number}"), 10)
-    one.add_file(replace(FILE, file_id="file-9", tenant="other"), PLENTY)
+    upload(one, replace(FILE, file_id="file-9", tenant="other"))
 
     def ids(**window):
         return [stored.file_id[-1] for stored in one.files("acme", Window(**window))]
@@ -175,7 +245,7 @@ def test_lists_go_by_id_from_a_cursor_on(gateways):
 def test_a_file_that_an_open_batch_reads_is_neither_deleted_nor_expires(gateways):
     """Erasing it is something else."""
     one, two = gateways
-    one.add_file(FILE, PLENTY)
+    upload(one, FILE)
     one.add_batch(BATCH, 5)
     assert not two.delete_file("acme", "file-1")
     one.expire_files("one", 10**6)
@@ -188,7 +258,7 @@ def test_a_file_that_an_open_batch_reads_is_neither_deleted_nor_expires(gateways
 def test_a_file_is_deleted_once_and_out_of_sight_from_then_on(gateways):
     """Its gateway deletes its bytes, and its row last."""
     one, two = gateways
-    one.add_file(FILE, PLENTY)
+    upload(one, FILE)
     assert two.delete_file("acme", "file-1")
     assert not two.delete_file("acme", "file-1")
     assert one.file("acme", "file-1") is None
@@ -203,7 +273,7 @@ def test_erasure_covers_earlier_files_and_ended_batches(gateways):
     """Another tenant's is left alone, and so is what came later."""
     one, _ = gateways
     for file_id, tenant, created in (("a", "acme", 99), ("b", "acme", 100), ("c", "other", 99)):
-        one.add_file(replace(FILE, file_id=file_id, tenant=tenant, created_at=created), PLENTY)
+        upload(one, replace(FILE, file_id=file_id, tenant=tenant, created_at=created))
     one.add_batch(replace(BATCH, batch_id="open", created_at=99), 5)
     one.add_batch(replace(BATCH, batch_id="ended", created_at=99), 5)
     one.move("ended", Status.FAILED, 1)
@@ -230,7 +300,7 @@ def test_files_and_batches_go_with_the_log_to_another_database(sqlite_url, postg
     """Otherwise their tenants would not find them again."""
     open_store(sqlite_url)
     old, new = SqlBatchStore(sqlite_url), SqlBatchStore(postgres_url)
-    old.add_file(FILE, PLENTY)
+    upload(old, FILE)
     old.add_batch(BATCH, 5)
     copy_log(sqlite_url, postgres_url, progress=lambda _done, _total: None, also=metadata.sorted_tables)
     assert new.file("acme", "file-1") == FILE

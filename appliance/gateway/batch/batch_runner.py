@@ -70,10 +70,10 @@ class BatchRunner:
         known = list(self._jobs.items())
         rows = {
             row.batch_id: row
-            for row in await asyncio.to_thread(parts.store.open_batches, parts.vault.gateway)
+            for row in await parts.threads.run(parts.store.open_batches, parts.vault.gateway)
         }
         for batch_id, (job, _) in known:
-            stored = await asyncio.to_thread(parts.store.file, job.batch.tenant, job.batch.input_file_id)
+            stored = await parts.threads.run(parts.store.file, job.batch.tenant, job.batch.input_file_id)
             job.apply_row(rows.pop(batch_id, None), has_input=stored is not None)
         now = self._clock()
         self._stalled = {batch_id: until for batch_id, until in self._stalled.items() if until > now}

@@ -1,6 +1,5 @@
 """Opens the files and batches of a gateway, for the composition root."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from appliance.audit.sink import AuditSink
 from appliance.gateway.batch.answerer import Answerer, find_owner
 from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.bounds import StorageThreads
 from appliance.gateway.batch.executor import BatchParts
 from appliance.gateway.batch.files import TenantFiles
 from appliance.gateway.batch.idle import Gate, IdleCapacity
@@ -36,6 +36,7 @@ async def open_batches(
     *,
     database: Database | str,
     directory: Path,
+    former: Path,
     gateway: str,
     keys: PayloadKeys,
     settings: BatchSettings,
@@ -55,21 +56,25 @@ async def open_batches(
     """
     Files and batches until the block ends; leftovers of a crash are removed first.
 
-    `directory` is shared by all gateways.  `worker_requests` is the batch size of a worker; None for the size
-    it reports.  `clock` is Unix time, `monotonic` is seconds; `random_bytes` must be cryptographic.  `new_id`
-    creates ids for lines that were not completed.  Raises ConfigurationError and StorageUnavailableError.
+    `directory` is shared by all gateways; `former` is its default, where older files are.  `worker_requests`
+    is the batch size of a worker; None for the size it reports.  `clock` is Unix time, `monotonic` is in
+    seconds; `random_bytes` must be cryptographic.  `new_id` creates ids for lines that were not completed.
+    Raises ConfigurationError and StorageUnavailableError.
     """
-    with closing(SqlBatchStore(database)) as store:
+    with closing(SqlBatchStore(database)) as store, closing(StorageThreads()) as threads:
         vault = FileVault(
             directory,
             gateway,
             keys,
+            former=former,
             keep_free_bytes=settings.keep_free_bytes,
             clock=clock,
             random_bytes=random_bytes,
         )
-        await asyncio.to_thread(lambda: vault.sweep(*store.known(gateway)))
-        files = TenantFiles(store=store, vault=vault, audit=audit, settings=settings, clock=clock)
+        files = TenantFiles(
+            store=store, vault=vault, audit=audit, settings=settings, threads=threads, clock=clock
+        )
+        await threads.run(files.recover)
         idle = IdleCapacity(
             concurrency=settings.concurrency, share=settings.idle_share, worker_requests=worker_requests
         )
@@ -77,6 +82,7 @@ async def open_batches(
             store=store,
             vault=vault,
             files=files,
+            threads=threads,
             audit=audit,
             gate=Gate(pool, idle),
             answerer=answerer,
@@ -94,6 +100,7 @@ async def open_batches(
             files=files,
             audit=audit,
             settings=settings,
+            threads=threads,
             clock=clock,
             wake=runner.wake,
         )

@@ -1,7 +1,7 @@
 """Batches as clients see them: created, read, listed, cancelled.  The runner runs them."""
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from appliance.audit.entry_types import EntryType
 from appliance.audit.sink import AuditSink
@@ -11,7 +11,8 @@ from appliance.errors import (
     InvalidRequestError,
     StorageUnavailableError,
 )
-from appliance.gateway.batch.batch import BATCH_PREFIX, ENDED, Batch, FilePurpose, Status
+from appliance.gateway.batch.batch import BATCH_PREFIX, ENDED, Batch, FilePurpose, Status, before
+from appliance.gateway.batch.bounds import StorageThreads
 from appliance.gateway.batch.files import DAY_SECONDS, TenantFiles
 from appliance.gateway.batch.request import BatchRequest
 from appliance.gateway.batch.store import SqlBatchStore, Window
@@ -31,6 +32,7 @@ class Batches:
         files: TenantFiles,
         audit: AuditSink,
         settings: BatchSettings,
+        threads: StorageThreads,
         clock: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
@@ -39,6 +41,7 @@ class Batches:
         self._files = files
         self._audit = audit
         self._settings = settings
+        self._run = threads.run
         self._clock = clock
         self._wake = wake
 
@@ -47,20 +50,22 @@ class Batches:
         Create a batch; the gateway that has its file runs it later, under the caller's key.
 
         Raises StoredFileNotFoundError, InvalidRequestError (its input is not for batches), StorageQuotaError
-        (too many open batches), StorageUnavailableError (also if another gateway has the input) or
-        AuditError.
+        (storage used up, too many open batches), StorageUnavailableError (also if another gateway has the
+        input) or AuditError.
         """
         tenant = caller.tenant.name
         stored = await self._files.get(tenant, request.input_file_id)
         if stored.purpose is not FilePurpose.BATCH:
             message = f"`{stored.file_id}` has the purpose `{stored.purpose}`: upload one for `batch`."
             raise InvalidRequestError(message, param="input_file_id")
-        if not await asyncio.to_thread(self._vault.has_bytes, stored):
+        if not await self._run(self._vault.has_bytes, stored):
             raise StorageUnavailableError(
                 f"The bytes of `{stored.file_id}` are with another gateway: ask it."
             )
+        # Its outputs are stored whatever their size, so a tenant beyond its quota gets no further batch.
+        await self._files.check_quota(tenant)
         sealed = caller.tenant.content is ContentPolicy.ENCRYPTED
-        place = await asyncio.to_thread(self._vault.new_place, tenant, sealed=sealed)
+        place = await self._run(partial(self._vault.new_place, tenant, sealed=sealed))
         now = int(self._clock())
         batch = Batch(
             batch_id=f"{BATCH_PREFIX}{place.ulid}",
@@ -88,20 +93,20 @@ class Batches:
             route=batch.endpoint,
         )
         await self._audit.confirm(entry)
-        await asyncio.to_thread(self._store.add_batch, batch, self._settings.tenant_batches)
+        await self._run(self._store.add_batch, batch, self._settings.tenant_batches)
         self._wake()
         return batch
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """Raises BatchNotFoundError."""
-        batch = await asyncio.to_thread(self._store.batch, tenant, batch_id)
+        batch = await self._run(self._store.batch, tenant, batch_id)
         if batch is None:
             raise BatchNotFoundError(f"There is no batch `{batch_id}`.")
         return batch
 
     async def list(self, tenant: str, window: Window) -> list[Batch]:
         """One more than the window's limit if there are more."""
-        return await asyncio.to_thread(self._store.batches, tenant, window)
+        return await self._run(self._store.batches, tenant, window)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """
@@ -112,10 +117,11 @@ class Batches:
         batch = await self.get(tenant, batch_id)
         if batch.status is Status.CANCELLING:
             return batch
-        moved = await asyncio.to_thread(
-            self._store.move, batch.batch_id, Status.CANCELLING, int(self._clock())
-        )
-        batch = await self.get(tenant, batch_id)
+        # An ended batch is refused without a write: on SQLite that would take the log's lock.
+        moved = False
+        if batch.status in before(Status.CANCELLING):
+            moved = await self._run(self._store.move, batch.batch_id, Status.CANCELLING, int(self._clock()))
+            batch = await self.get(tenant, batch_id)
         if not moved and (batch.status in ENDED or batch.status is Status.FINALIZING):
             raise BatchConflictError(f"`{batch_id}` is {batch.status} and cannot be cancelled any more.")
         self._wake()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from appliance.audit.sink import AuditSink
 from appliance.gateway.batch.answerer import Answerer, CollectedReply
 from appliance.gateway.batch.batch import Batch, Counts, StopReason
+from appliance.gateway.batch.bounds import StorageThreads
 from appliance.gateway.batch.files import TenantFiles
 from appliance.gateway.batch.idle import Gate
 from appliance.gateway.batch.journal import ResultJournal
@@ -32,6 +33,7 @@ class BatchParts:
     store: SqlBatchStore
     vault: FileVault
     files: TenantFiles
+    threads: StorageThreads
     audit: AuditSink
     gate: Gate
     answerer: Answerer
@@ -180,7 +182,7 @@ class LineExecutor:
                 self._tries.pop(line.number, None)
                 results.append(answered(line.number, line.custom_id, answer))
         if results:
-            await asyncio.to_thread(self._journal.add, results)
+            await self._parts.threads.run(self._journal.add, results)
             for result in results:
                 self._parts.count(self._batch.tenant, "completed" if result.succeeded else "failed")
         await self._report_progress()
@@ -214,7 +216,7 @@ class LineExecutor:
         if now - self._progress_at >= PROGRESS_SECONDS:
             self._progress_at = now
             counts = count(self._batch, self._journal)
-            await asyncio.to_thread(self._parts.store.progress, self._batch.batch_id, counts)
+            await self._parts.threads.run(self._parts.store.progress, self._batch.batch_id, counts)
 
 
 def count(batch: Batch, journal: ResultJournal) -> Counts:

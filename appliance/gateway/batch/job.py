@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from appliance.audit.entry_types import EntryType
 from appliance.errors import InvalidRequestError, StorageUnavailableError, StoredFileNotFoundError
@@ -54,7 +55,7 @@ class BatchJob:
         Raises StorageUnavailableError or AuditError; resume it later.
         """
         batch, parts = self.batch, self._parts
-        if batch.sealed and not await asyncio.to_thread(parts.vault.has_key, batch.tenant, batch.ulid):
+        if batch.sealed and not await parts.threads.run(parts.vault.has_key, batch.tenant, batch.ulid):
             self._stop = ERASED
         if batch.status is Status.VALIDATING and not await self._validate():
             return
@@ -68,10 +69,10 @@ class BatchJob:
                 await self._end(journal, stop)
             finally:
                 journal.close()
-        await asyncio.to_thread(parts.vault.remove, batch.tenant, batch.batch_id)
+        await parts.threads.run(parts.vault.remove, batch.tenant, batch.batch_id)
 
     async def _open_journal(self) -> ResultJournal:
-        opening = asyncio.ensure_future(asyncio.to_thread(self._parts.vault.journal, self.batch))
+        opening = asyncio.ensure_future(self._parts.threads.run(self._parts.vault.journal, self.batch))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -103,18 +104,21 @@ class BatchJob:
         if check.problems:
             await self._record_end(Status.FAILED, counts, Outputs())
             errors = encode_problems(check.problems)
-            await asyncio.to_thread(parts.store.move, batch.batch_id, Status.FAILED, now, errors=errors)
-            await asyncio.to_thread(parts.vault.remove, batch.tenant, batch.batch_id)
+            move = partial(parts.store.move, batch.batch_id, Status.FAILED, now, errors=errors)
+            await parts.threads.run(move)
+            await parts.threads.run(parts.vault.remove, batch.tenant, batch.batch_id)
             return False
-        await asyncio.to_thread(
-            parts.store.move, batch.batch_id, Status.IN_PROGRESS, now, total=check.total, model=check.model
-        )
+        move = partial(parts.store.move, batch.batch_id, Status.IN_PROGRESS, now)
+        await parts.threads.run(partial(move, total=check.total, model=check.model))
         moments = {**batch.moments, Status.IN_PROGRESS: now}
         # A cancellation meanwhile is applied at the next poll.
         self.batch = replace(batch, status=Status.IN_PROGRESS, counts=counts, moments=moments)
         return True
 
     async def _run_lines(self, journal: ResultJournal) -> StopReason | None:
+        if self._why_stop() is None:
+            # Before workers compute answers that could not be kept.
+            await self._parts.threads.run(self._parts.vault.check_room, 0)
         try:
             return await LineExecutor(self.batch, self._parts, journal, self._why_stop).run()
         except StoredFileNotFoundError:
@@ -138,7 +142,7 @@ class BatchJob:
         batch, parts = self.batch, self._parts
         if stop is None and batch.status is not Status.FINALIZING:
             now = int(parts.clock())
-            if not await asyncio.to_thread(parts.store.move, batch.batch_id, Status.FINALIZING, now):
+            if not await parts.threads.run(parts.store.move, batch.batch_id, Status.FINALIZING, now):
                 stop = CANCELLED  # every line is done, but the tenant has seen `cancelling`
         outputs = Outputs()
         if stop is None or (stop.keeps_outputs and Status.IN_PROGRESS in batch.moments):
@@ -151,10 +155,11 @@ class BatchJob:
         stored = await parts.files.get(batch.tenant, batch.input_file_id) if stop else None
 
         def write() -> Outputs:
+            parts.vault.check_room(journal.size)
             rest = self._never_run(journal, stored, stop) if stored and stop else ()
             return write_outputs(parts.vault, batch, journal, rest, now=int(parts.clock()))
 
-        return await asyncio.to_thread(write)
+        return await parts.threads.run(write)
 
     async def _finish(self, stop: StopReason | None, outputs: Outputs, counts: Counts) -> None:
         """Record the end in the audit log, then in the database."""
@@ -164,7 +169,7 @@ class BatchJob:
             await parts.files.announce(stored, key_id=batch.key_id, batch_id=batch.batch_id)
         await self._record_end(status, counts, outputs)
         problems = [stop.problem] if stop and stop.problem else []
-        moved = await asyncio.to_thread(
+        move = partial(
             parts.store.move,
             batch.batch_id,
             status,
@@ -176,13 +181,14 @@ class BatchJob:
             failed=counts.failed,
             errors=encode_problems(problems),
         )
+        moved = await parts.threads.run(move)
         # A crash before this line: the batch has ended, and the next start publishes its files and removes
         # its journal.
         for stored in outputs.files:
             if moved:
-                await asyncio.to_thread(parts.vault.publish, stored.file_id)
+                await parts.threads.run(parts.vault.publish, stored.file_id)
             else:
-                await asyncio.to_thread(parts.vault.remove, stored.tenant, stored.file_id)
+                await parts.threads.run(parts.vault.remove, stored.tenant, stored.file_id)
 
     def _never_run(
         self, journal: ResultJournal, stored: StoredFile, stop: StopReason

@@ -14,7 +14,7 @@ Synchronous: called in a thread, one call at a time.
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -28,15 +28,22 @@ _HEAD = struct.Struct(">II")
 
 
 class ResultJournal:
-    def __init__(self, file: BinaryIO, pieces: Pieces, done: dict[int, bool]) -> None:
+    def __init__(
+        self, file: BinaryIO, pieces: Pieces, check_room: Callable[[int], None], done: dict[int, bool]
+    ) -> None:
         self._file = file
         self._pieces = pieces
+        self._check_room = check_room
         self._count = len(done)
         self.done = done  # whether each finished line succeeded, by its number
 
     @classmethod
-    def open(cls, path: Path, pieces: Pieces) -> Self:
-        """Open a batch's journal, or create it; raises StorageUnavailableError."""
+    def open(cls, path: Path, pieces: Pieces, check_room: Callable[[int], None]) -> Self:
+        """
+        Open a batch's journal, or create it; raises StorageUnavailableError.
+
+        `check_room` raises it if the disk has no room for so many bytes.
+        """
         done, end = dict[int, bool](), 0
         with ExitStack() as stack:
             try:
@@ -52,11 +59,12 @@ class ResultJournal:
             except OSError as error:
                 raise StorageUnavailableError(f"cannot use {path.name}: {error.strerror}") from error
             stack.pop_all()
-        return cls(file, pieces, done)
+        return cls(file, pieces, check_room, done)
 
     def add(self, results: Sequence[LineResult]) -> None:
         """Durable on return; after a StorageUnavailableError the journal must be opened again."""
         records = b"".join(self._record(result) for result in results)
+        self._check_room(len(records))
         try:
             self._file.write(records)
             sync_file(self._file)
@@ -71,6 +79,10 @@ class ResultJournal:
         for result, _ in _read(self._file, self._pieces):
             yield result
         self._file.seek(0, os.SEEK_END)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         self._file.close()

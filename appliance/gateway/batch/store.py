@@ -31,6 +31,8 @@ from appliance.gateway.batch.tables import batch_files, batches
 from appliance.infra.database import SqlStore, first_line
 
 _FILE, _BATCH = batch_files.c, batches.c
+UPLOADING = "uploading"
+"""In `deleted`: the row is the reservation of an upload in flight."""
 _MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
 
 
@@ -52,22 +54,39 @@ class SqlBatchStore(SqlStore):
 
     # Files.
 
-    def add_file(self, stored: StoredFile, quota: StorageQuota) -> None:
-        """Insert the row of a file whose bytes are durable; raises StorageQuotaError."""
+    def reserve_file(self, reserved: StoredFile, quota: StorageQuota) -> None:
+        """Count an upload that begins as a file of its reserved size; raises StorageQuotaError."""
         with self._writing() as connection:
-            if connection.dialect.name == "postgresql":
-                # Serialises uploads of one tenant; SQLite has one writer anyway.
-                lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
-                connection.execute(lock, {"name": f"batch_files/{stored.tenant}"})
-            count, size = _usage(connection, stored.tenant)
-            _refuse_over(quota, count + 1, size + stored.size)
-            connection.execute(insert(batch_files).values(_file_row(stored)))
+            _lock_tenant(connection, reserved.tenant)
+            count, size = _usage(connection, reserved.tenant)
+            _refuse_over(quota, count + 1, size + reserved.size)
+            connection.execute(insert(batch_files).values(_file_row(reserved) | {"deleted": UPLOADING}))
 
-    def check_quota(self, tenant: str, quota: StorageQuota, more_bytes: int) -> None:
-        """Raise StorageQuotaError if a file of so many bytes would exceed the tenant's storage."""
+    def add_file(self, stored: StoredFile) -> bool:
+        """Make a reservation the row of a file whose bytes are durable; False if it is gone."""
+        made = update(batch_files).where(_FILE.id == stored.file_id, _FILE.deleted == UPLOADING)
+        with self._writing() as connection:
+            return connection.execute(made.values(_file_row(stored) | {"deleted": None})).rowcount > 0
+
+    def reservations(self, gateway: str) -> list[StoredFile]:
+        query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted == UPLOADING)
+        with self._reading() as connection:
+            return [_file(row) for row in connection.execute(query)]
+
+    def forget_reservation(self, file_id: str) -> None:
+        with self._writing() as connection:
+            connection.execute(delete(batch_files).where(_FILE.id == file_id, _FILE.deleted == UPLOADING))
+
+    def expire_reservations(self, now: int) -> None:
+        """Forget reservations of every gateway whose time is over: it ended, and has not started again."""
+        with self._writing() as connection:
+            connection.execute(delete(batch_files).where(_FILE.deleted == UPLOADING, _FILE.expires_at <= now))
+
+    def check_quota(self, tenant: str, quota: StorageQuota, *, more_files: int, more_bytes: int) -> None:
+        """Raise StorageQuotaError if the tenant's storage, with so much more, exceeds the quota."""
         with self._reading() as connection:
             count, size = _usage(connection, tenant)
-        _refuse_over(quota, count + 1, size + more_bytes)
+        _refuse_over(quota, count + more_files, size + more_bytes)
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
         query = select(batch_files).where(
@@ -113,7 +132,7 @@ class SqlBatchStore(SqlStore):
 
     def hidden_files(self, gateway: str) -> list[tuple[StoredFile, Deleted]]:
         """The gateway's hidden files, and why they are hidden."""
-        query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted.is_not(None))
+        query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted.in_(list(Deleted)))
         with self._reading() as connection:
             return [(_file(row), Deleted(row.deleted)) for row in connection.execute(query)]
 
@@ -130,8 +149,9 @@ class SqlBatchStore(SqlStore):
             connection.execute(delete(batch_files).where(_FILE.id == file_id))
 
     def known(self, gateway: str) -> tuple[frozenset[str], frozenset[str]]:
-        """Ids of all files of a gateway, and of all its ended batches."""
-        files = select(_FILE.id).where(_FILE.gateway == gateway)
+        """Ids of all files of a gateway, without uploads in flight, and of all its ended batches."""
+        is_file = _FILE.deleted.is_distinct_from(UPLOADING)
+        files = select(_FILE.id).where(_FILE.gateway == gateway, is_file)
         ended = select(_BATCH.id).where(_BATCH.gateway == gateway, _BATCH.status.in_(ENDED))
         with self._reading() as connection:
             return frozenset(connection.scalars(files)), frozenset(connection.scalars(ended))
@@ -142,6 +162,7 @@ class SqlBatchStore(SqlStore):
         """Raises StorageQuotaError if the tenant has reached its maximum of open batches."""
         counting = select(func.count()).where(_BATCH.tenant == batch.tenant, _BATCH.status.in_(OPEN))
         with self._writing() as connection:
+            _lock_tenant(connection, batch.tenant)
             if (connection.scalar(counting) or 0) >= most_open:
                 message = (
                     f"This tenant has {most_open} batches that have not ended: wait for one, or cancel it."
@@ -236,8 +257,15 @@ def _is_free() -> ColumnElement[bool]:
     return ~_FILE.id.in_(select(_BATCH.input_file_id).where(_BATCH.status.in_(OPEN)))
 
 
+def _lock_tenant(connection: Connection, tenant: str) -> None:
+    """Until the transaction ends, no other counts and adds for this tenant; SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
+        connection.execute(lock, {"name": f"batch_files/{tenant}"})
+
+
 def _usage(connection: Connection, tenant: str) -> tuple[int, int]:
-    """Number and bytes of a tenant's files, including hidden ones."""
+    """Number and bytes of a tenant's files, including hidden ones and reservations of uploads."""
     query = select(func.count(), func.coalesce(func.sum(_FILE.bytes), 0)).where(_FILE.tenant == tenant)
     count, size = connection.execute(query).one()
     return int(count), int(size)

@@ -5,6 +5,9 @@ The bytes of files on this gateway's disk.
     <directory>/<gateway>/.file-<ulid>         a draft, until its row exists
     <directory>/<gateway>/batch_<ulid>         results of a running batch
 
+Everything new is written to `directory`.  What lies in `former`, the place before `batch.directory` was set,
+is read, finished and removed there, so an upgrade or a new setting loses no file.
+
 If a tenant's content is `encrypted`, each has its own key in the directory of payload keys,
 `<tenant>.<ulid>.file`, which is destroyed with it: a copy of the bytes alone cannot be decrypted.
 Gateways may share the directory; each writes and sweeps only its own part of it.
@@ -15,9 +18,11 @@ Synchronous: callers use a thread.
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from appliance.audit.content.payload_keys import DIRECTORY_MODE, KeyName, PayloadKeys, Purpose
 from appliance.audit.entry import new_entry_id
@@ -48,12 +53,15 @@ class FileVault:
         gateway: str,
         keys: PayloadKeys,
         *,
+        former: Path | None = None,
         keep_free_bytes: int,
         clock: Callable[[], float],
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self.gateway = gateway
-        self._directory = directory
+        self._directories = [directory]
+        if former is not None and former != directory and former.is_dir():
+            self._directories.append(former)
         self._mine = directory / gateway
         self._keys = keys
         self._keep_free_bytes = keep_free_bytes
@@ -79,18 +87,19 @@ class FileVault:
         ulid = _ulid(key.key_id)
         return Place(ulid=ulid, pieces=SealedPieces(key.key, ulid, self._random_bytes))
 
-    def has_room(self, more_bytes: int = 0) -> bool:
-        return shutil.disk_usage(self._mine).free - more_bytes >= self._keep_free_bytes
+    def check_room(self, more_bytes: int, place: Path | None = None) -> None:
+        """Raise StorageUnavailableError unless the disk keeps `keep_free_bytes` beyond so many bytes."""
+        if shutil.disk_usage(place or self._mine).free - more_bytes < self._keep_free_bytes:
+            raise StorageUnavailableError("The disk of files is nearly full. Ask the operator to free space.")
 
     def write(self, place: Place) -> "FileWriter":
-        """Raises StorageUnavailableError."""
-        return FileWriter(self._mine, place)
+        return FileWriter(self._mine, place, self.check_room)
 
     def read(self, stored: StoredFile) -> Iterator[bytes]:
         """Yield it piece by piece; raises StorageUnavailableError if bytes or key are missing or damaged."""
         pieces, size = self._pieces(stored.tenant, stored.ulid, sealed=stored.sealed), 0
         try:
-            with self._find(stored).open("rb") as file:
+            with self._find(stored.gateway, stored.file_id).open("rb") as file:
                 index = 0
                 while data := file.read(pieces.stored_bytes):
                     piece = pieces.open(index, data)
@@ -103,12 +112,13 @@ class FileVault:
             raise StorageUnavailableError(f"{stored.file_id} was damaged on disk: create it again.")
 
     def has_bytes(self, stored: StoredFile) -> bool:
-        return self._find(stored).exists()
+        return self._find(stored.gateway, stored.file_id).exists()
 
     def journal(self, batch: Batch) -> ResultJournal:
         """Raises StorageUnavailableError."""
         pieces = self._pieces(batch.tenant, batch.ulid, sealed=batch.sealed)
-        return ResultJournal.open(self._mine / batch.batch_id, pieces)
+        path = self._find(self.gateway, batch.batch_id)
+        return ResultJournal.open(path, pieces, partial(self.check_room, place=path.parent))
 
     def has_key(self, tenant: str, ulid: str) -> bool:
         """Of an encrypted file or batch."""
@@ -122,9 +132,10 @@ class FileVault:
         """
         try:
             self._keys.destroy(_key_name(tenant, _ulid(name)))
-            (self._mine / name).unlink(missing_ok=True)
-            self._draft(name).unlink(missing_ok=True)
-            sync_directory(self._mine)
+            for mine in self._all_mine():
+                (mine / name).unlink(missing_ok=True)
+                (mine / f".{name}").unlink(missing_ok=True)
+                sync_directory(mine)
         except AuditKeyError as error:
             raise StorageUnavailableError(str(error)) from error
         except OSError as error:
@@ -138,7 +149,8 @@ class FileVault:
         removed because its row is missing.
         """
         with _storing():
-            self._draft(file_id).rename(self._mine / file_id)
+            draft = self._find(self.gateway, file_id)
+            draft.rename(draft.with_name(file_id))
 
     def sweep(self, known: frozenset[str], ended: frozenset[str]) -> None:
         """
@@ -149,28 +161,30 @@ class FileVault:
         """
         try:
             keys = {_ulid(name.key_id): name for name in self._keys.names(purpose=Purpose.FILE)}
-            for path in list(self._mine.iterdir()):
+            mine = self._all_mine()
+            for path in [path for directory in mine for path in directory.iterdir()]:
                 file_id = path.name.removeprefix(".")
                 if path.name in ended or (path.name.startswith(DRAFT) and file_id not in known):
                     if _ulid(path.name) in keys:
                         self._keys.destroy(keys[_ulid(path.name)])
                     path.unlink()
                 elif path.name.startswith(DRAFT):
-                    path.rename(self._mine / file_id)
-            sync_directory(self._mine)
+                    path.rename(path.with_name(file_id))
+            for directory in mine:
+                sync_directory(directory)
         except AuditKeyError as error:
             raise StorageUnavailableError(str(error)) from error
         except OSError as error:
             raise StorageUnavailableError(f"{self._mine} could not be swept: {error.strerror}") from error
 
-    def _draft(self, file_id: str) -> Path:
-        return self._mine / f".{file_id}"
+    def _all_mine(self) -> list[Path]:
+        return [mine for each in self._directories if (mine := each / self.gateway).is_dir()]
 
-    def _find(self, stored: StoredFile) -> Path:
-        """After a crash its bytes may still be a draft."""
-        path = self._directory / stored.gateway / stored.file_id
-        draft = path.with_name(f".{path.name}")
-        return draft if draft.exists() else path
+    def _find(self, gateway: str, name: str) -> Path:
+        """Where it lies, after a crash perhaps still as a draft; if nowhere, where it would be created."""
+        paths = [directory / gateway / name for directory in self._directories]
+        found = (path for each in paths for path in (each.with_name(f".{name}"), each) if path.exists())
+        return next(found, paths[0])
 
     def _pieces(self, tenant: str, ulid: str, *, sealed: bool) -> Pieces:
         if not sealed:
@@ -184,18 +198,19 @@ class FileVault:
 
 
 class FileWriter:
-    def __init__(self, directory: Path, place: Place) -> None:
+    """Its draft exists from its first whole piece on, so a caller that is interrupted loses no open file."""
+
+    def __init__(self, directory: Path, place: Place, check_room: Callable[[int], None]) -> None:
         self._directory = directory
+        self._check_room = check_room
         self._pieces = place.pieces
         self._draft = directory / f"{DRAFT}{place.ulid}"
         self._waiting = bytearray()
         self._index = 0
         self.size = 0  # so far, before encryption
-        with _storing():
-            descriptor = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
-            self._file = os.fdopen(descriptor, "wb")
+        self._opened: BinaryIO | None = None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         """Raises StorageUnavailableError."""
         self.size += len(data)
         self._waiting += data
@@ -216,11 +231,23 @@ class FileWriter:
     def discard(self) -> None:
         """The caller removes its key."""
         with _storing():
-            self._file.close()
             self._draft.unlink(missing_ok=True)
+        with suppress(OSError):  # a full disk does not take what it still buffers
+            if self._opened is not None:
+                self._opened.close()
+
+    @property
+    def _file(self) -> BinaryIO:
+        if self._opened is None:
+            descriptor = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+            self._opened = os.fdopen(descriptor, "wb")
+        return self._opened
 
     def _put(self, piece: bytes) -> None:
-        self._file.write(self._pieces.close(self._index, piece))
+        stored = self._pieces.close(self._index, piece)
+        # Each time: others write to the disk as well.
+        self._check_room(len(stored))
+        self._file.write(stored)
         self._index += 1
 
 

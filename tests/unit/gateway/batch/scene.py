@@ -15,6 +15,7 @@ from appliance.gateway.batch.answerer import find_owner
 from appliance.gateway.batch.batch import FilePurpose
 from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batches import Batches
+from appliance.gateway.batch.bounds import StorageThreads
 from appliance.gateway.batch.executor import BatchParts
 from appliance.gateway.batch.files import TenantFiles, Upload
 from appliance.gateway.batch.request import BatchRequest
@@ -140,6 +141,7 @@ class Scene:
         self.keys = PayloadKeys(
             directory / "keys", master_key=None, key_days=7, clock=self.clock, random_bytes=os.urandom
         )
+        self.threads = StorageThreads()
         self.gateway = gateway
         self.counted = Counter()
         self.build()
@@ -154,14 +156,20 @@ class Scene:
             clock=self.clock,
             random_bytes=os.urandom,
         )
-        self.vault.sweep(*self.store.known(self.gateway))
         self.files = TenantFiles(
-            store=self.store, vault=self.vault, audit=self.sink, settings=self.settings, clock=self.clock
+            store=self.store,
+            vault=self.vault,
+            audit=self.sink,
+            settings=self.settings,
+            threads=self.threads,
+            clock=self.clock,
         )
+        self.files.recover()
         self.parts = BatchParts(
             store=self.store,
             vault=self.vault,
             files=self.files,
+            threads=self.threads,
             audit=self.sink,
             gate=self.gate,
             answerer=self.answers,
@@ -179,6 +187,7 @@ class Scene:
             files=self.files,
             audit=self.sink,
             settings=self.settings,
+            threads=self.threads,
             clock=self.clock,
             wake=self.runner.wake,
         )
@@ -191,15 +200,12 @@ class Scene:
         owner = self.tenants.tenant(tenant)
         return find_owner(self.tenants, tenant, owner.keys[0].key_id, self.clock())
 
-    async def upload(self, content, tenant="acme", **more):
-        receiving = await self.files.receive(self.caller(tenant))
-        try:
-            await receiving.write(content)
+    async def upload(self, content, tenant="acme", size=None, **more):
+        size = len(content) if size is None else size
+        async with self.files.receive(self.caller(tenant), size) as incoming:
+            await incoming.write(content)
             about = {"filename": "in.jsonl", "purpose": FilePurpose.BATCH, "kept_seconds": None, **more}
-            return await self.files.keep(receiving, Upload(**about))
-        except BaseException:
-            await self.files.discard(receiving)
-            raise
+            return await self.files.keep(incoming, Upload(**about))
 
     async def begin(self, content, tenant="acme", window_seconds=3600):
         """Upload a file and create its batch."""

@@ -1,10 +1,15 @@
 """Tenants' files: private, bounded, and removed when they are deleted or expire."""
 
 import asyncio
+import sqlite3
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from appliance.errors import (
+    AtCapacityError,
     AuditUnavailableError,
     BatchConflictError,
     BatchNotFoundError,
@@ -15,6 +20,8 @@ from appliance.errors import (
     StoredFileNotFoundError,
 )
 from appliance.gateway.batch.batch import FilePurpose, Status
+from appliance.gateway.batch.bounds import TENANT_UPLOADS
+from appliance.gateway.batch.files import Upload
 from appliance.gateway.batch.store import Window
 from appliance.tenancy import ContentPolicy
 from tests.unit.gateway.batch.scene import Scene, requests
@@ -133,18 +140,122 @@ async def test_tenant_storage_is_limited(scene, sizes):
 
 
 async def test_concurrent_uploads_cannot_exceed_the_quota(scene):
-    """Each finds room; the later one is refused, and the log records it."""
+    """Each counts from its begin: the later one is refused, and leaves no entry."""
     both = await asyncio.gather(*(scene.upload(b"x" * 600) for _ in range(2)), return_exceptions=True)
     assert sorted(type(each).__name__ for each in both) == ["StorageQuotaError", "StoredFile"]
     assert len(scene.on_disk()) == 1
-    created = {entry["file"] for entry in scene.sink.of("file.created")}
-    refused = {entry["file"] for entry in scene.sink.of("file.deleted") if entry["reason"] == "refused"}
-    assert created - refused == scene.on_disk()
+    assert {entry["file"] for entry in scene.sink.of("file.created")} == scene.on_disk()
+    assert scene.sink.of("file.deleted") == []
+
+
+async def test_upload_in_flight_counts_with_the_size_of_its_body(scene):
+    """Until it ends, whatever has arrived; also if it is given up."""
+    async with scene.files.receive(scene.caller(), 600):
+        with pytest.raises(StorageQuotaError, match="bytes"):
+            await scene.upload(b"x" * 401)
+        await scene.upload(b"x" * 400)
+        await scene.upload(b"x" * 600, "other")
+    await scene.upload(b"x" * 600)
+    before = scene.on_disk(), len(scene.keys.names())
+    with pytest.raises(StorageQuotaError, match="bytes"):
+        await scene.upload(b"x")
+    assert (scene.on_disk(), len(scene.keys.names())) == before
+
+
+async def test_upload_of_unknown_size_counts_with_the_maximum(scene):
+    async with scene.files.receive(scene.caller(), None) as incoming:
+        with pytest.raises(StorageQuotaError):
+            await scene.upload(b"x")
+        await incoming.write(b"x" * 1000)
+        with pytest.raises(BodyTooLargeError):
+            await incoming.write(b"x")
+
+
+async def test_uploads_in_flight_are_limited(tmp_path):
+    """By tenant and by gateway; one that ends makes room."""
+    scene = Scene(tmp_path)
+    async with AsyncExitStack() as stack:
+        for _ in range(TENANT_UPLOADS):
+            await stack.enter_async_context(scene.files.receive(scene.caller(), 1))
+        with pytest.raises(AtCapacityError):
+            await scene.upload(b"x")
+        await scene.upload(b"x", "other")
+    await scene.upload(b"x")
+    scene.store.close()
+
+
+async def test_an_upload_that_ends_in_any_way_leaves_no_reservation(scene):
+    """Too large, given up, cancelled, refused by the log or by the disk."""
+    arrived = asyncio.Event()
+
+    async def stalled():
+        async with scene.files.receive(scene.caller(), 1000) as incoming:
+            await incoming.write(b"x" * 500)
+            arrived.set()
+            await asyncio.get_running_loop().create_future()
+
+    waiting = asyncio.ensure_future(stalled())
+    await arrived.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(BodyTooLargeError):
+        await scene.upload(b"x" * 1000, size=999)
+    scene.sink.refusal = AuditUnavailableError("the disk is full")
+    with pytest.raises(AuditUnavailableError):
+        await scene.upload(b"x" * 1000)
+    scene.sink.refusal = None
+    scene.vault._keep_free_bytes = 2**62
+    with pytest.raises(StorageUnavailableError):
+        await scene.upload(b"x" * 1000)
+    scene.vault._keep_free_bytes = 0
+    assert (scene.on_disk(), scene.keys.names()) == (set(), [])
+    await scene.upload(b"x" * 1000)
+
+
+async def test_upload_interrupted_by_a_crash_leaves_no_reservation(scene):
+    """The next start removes its draft, its key and its reservation."""
+    crashed = scene.files.receive(scene.caller(), 1000)
+    incoming = await crashed.__aenter__()
+    await incoming.write(b"x" * 500)
+    with pytest.raises(StorageQuotaError):
+        await scene.upload(b"x")
+    scene.build()
+    assert (scene.on_disk(), scene.keys.names()) == (set(), [])
+    await scene.upload(b"x" * 1000)
+    await crashed.__aexit__(None, None, None)
+
+
+async def test_upload_whose_reservation_expired_is_refused(scene):
+    """The clock was set forward meanwhile; the log records that the file was not kept."""
+    async with scene.files.receive(scene.caller(), 10) as incoming:
+        scene.clock.now += 10 * DAY
+        await scene.files.sweep()
+        with pytest.raises(StorageUnavailableError, match="too long"):
+            await scene.files.keep(
+                incoming, Upload(filename="x", purpose=FilePurpose.BATCH, kept_seconds=None)
+            )
+    assert (scene.on_disk(), scene.keys.names()) == (set(), [])
+    assert [entry["reason"] for entry in scene.sink.of("file.deleted")] == ["refused"]
+
+
+async def test_uploads_in_flight_share_what_the_disk_has_above_its_reserve(tmp_path, monkeypatch):
+    """By their sizes, before their bytes arrive."""
+    scene = Scene(tmp_path)
+    free = [1000]
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=free[0]))
+    scene.vault._keep_free_bytes = 400
+    async with scene.files.receive(scene.caller(), 400):
+        with pytest.raises(StorageUnavailableError, match="nearly full"):
+            await scene.upload(b"x" * 201, "other")
+        await scene.upload(b"x" * 200, "other")
+    await scene.upload(b"x" * 600, "other")
+    scene.store.close()
 
 
 async def test_too_large_upload_is_refused_while_it_arrives(scene):
     with pytest.raises(BodyTooLargeError):
-        await scene.upload(b"x" * 1025)
+        await scene.upload(b"x" * 1000, size=999)
     assert (scene.on_disk(), scene.keys.names()) == (set(), [])
 
 
@@ -219,4 +330,34 @@ async def test_batch_is_refused_if_another_gateway_has_the_bytes(tmp_path):
     (tmp_path / "files" / "one" / stored.file_id).rename(tmp_path / "elsewhere")
     with pytest.raises(StorageUnavailableError, match="another gateway"):
         await scene.begin_with(stored.file_id)
+    scene.store.close()
+
+
+async def test_tenant_beyond_its_storage_gets_no_further_batch(tmp_path):
+    """Outputs are stored whatever their size, so they are what takes a tenant beyond."""
+    scene = Scene(tmp_path, tenant_bytes=1000)
+    stored = await scene.upload(CONTENT)
+    batch = await scene.begin_with(stored.file_id)
+    scene.store.move(batch.batch_id, Status.IN_PROGRESS, 1)
+    scene.store.move(batch.batch_id, Status.FINALIZING, 2)
+    output = replace(stored, file_id="file-2", purpose=FilePurpose.BATCH_OUTPUT, size=1001 - stored.size)
+    scene.store.move(batch.batch_id, Status.COMPLETED, 3, outputs=[output])
+    with pytest.raises(StorageQuotaError, match="bytes"):
+        await scene.begin_with(stored.file_id)
+    scene.store.delete_file("acme", "file-2")
+    scene.store.forget_file("file-2")
+    await scene.begin_with(stored.file_id)
+    scene.store.close()
+
+
+async def test_cancelling_an_ended_batch_writes_nothing(tmp_path):
+    """On SQLite it would wait for the lock that the audit log holds."""
+    scene = Scene(tmp_path)
+    batch = await scene.begin(CONTENT)
+    scene.store.move(batch.batch_id, Status.FAILED, 1)
+    log = sqlite3.connect(tmp_path / "audit.db", isolation_level=None)
+    log.execute("BEGIN IMMEDIATE")
+    with pytest.raises(BatchConflictError, match="failed"):
+        await scene.batches.cancel("acme", batch.batch_id)
+    log.close()
     scene.store.close()

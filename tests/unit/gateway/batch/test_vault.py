@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,9 +32,15 @@ def vault(tmp_path, clock, keys):
     return open_vault(tmp_path, clock, keys)
 
 
-def open_vault(tmp_path, clock, keys, gateway="one", keep_free=0):
+def open_vault(tmp_path, clock, keys, gateway="one", keep_free=0, former=None):
     return FileVault(
-        tmp_path / "files", gateway, keys, keep_free_bytes=keep_free, clock=clock, random_bytes=os.urandom
+        tmp_path / "files",
+        gateway,
+        keys,
+        former=former,
+        keep_free_bytes=keep_free,
+        clock=clock,
+        random_bytes=os.urandom,
     )
 
 
@@ -157,9 +164,47 @@ def test_gateways_that_share_the_directory_read_each_others_files(tmp_path, cloc
         list(apart.read(stored))
 
 
-def test_free_space_is_checked_before_writing(tmp_path, clock, keys):
-    assert open_vault(tmp_path, clock, keys).has_room()
-    assert not open_vault(tmp_path, clock, keys, keep_free=2**62).has_room()
+def test_file_stops_growing_where_the_disk_keeps_its_reserve(tmp_path, clock, keys, monkeypatch):
+    """The disk is filled by others while the file is written."""
+    free = [10 * PIECE_BYTES]
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=free[0]))
+    vault = open_vault(tmp_path, clock, keys, keep_free=2 * PIECE_BYTES)
+    vault.check_room(8 * PIECE_BYTES)
+    with pytest.raises(StorageUnavailableError, match="nearly full"):
+        vault.check_room(8 * PIECE_BYTES + 1)
+    writer = vault.write(vault.new_place("acme", sealed=False))
+    writer.write(bytes(PIECE_BYTES))
+    free[0] = 3 * PIECE_BYTES - 1
+    with pytest.raises(StorageUnavailableError, match="nearly full"):
+        writer.write(bytes(PIECE_BYTES))
+    writer.discard()
+    assert list((tmp_path / "files" / "one").iterdir()) == []
+
+
+def test_files_of_a_former_directory_are_found_and_removed_where_they_are(tmp_path, clock, keys):
+    """An installation gets a directory of files of its own: files, drafts and results of before stay."""
+    older = open_vault(tmp_path / "data", clock, keys)
+    kept, removed = store(older, SECRET), store(older, SECRET, sealed=True)
+    drafted, lost = store(older, SECRET, publish=False), store(older, SECRET, publish=False)
+    former = tmp_path / "data" / "files"
+    (former / "one" / "batch_open").write_bytes(b"")
+    vault = open_vault(tmp_path, clock, keys, former=former)
+    vault.sweep(frozenset({kept.file_id, removed.file_id, drafted.file_id}), frozenset())
+    for stored in (kept, removed, drafted):
+        assert vault.has_bytes(stored)
+        assert b"".join(vault.read(stored)) == SECRET
+    assert not vault.has_bytes(lost)
+    vault.remove("acme", removed.file_id)
+    assert keys.names() == []
+    added = store(vault, SECRET)
+    assert {path.name for path in (tmp_path / "files" / "one").iterdir()} == {added.file_id}
+    assert {path.name for path in (former / "one").iterdir()} == {
+        kept.file_id,
+        drafted.file_id,
+        "batch_open",
+    }
+    vault.remove("acme", "batch_open")
+    assert not (former / "one" / "batch_open").exists()
 
 
 def test_unusable_directory_refuses_the_start(tmp_path, clock, keys):
