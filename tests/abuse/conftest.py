@@ -5,9 +5,10 @@ own, whose memory can be measured.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,12 +25,18 @@ Start = Callable[..., Awaitable[GatewayUnderTest]]
 
 @asynccontextmanager
 async def gateways(directory: Path) -> AsyncIterator[Start]:
-    """Start a gateway process in front of a scripted worker in this process; settings of `api` by name."""
+    """
+    Start a gateway process in front of a scripted worker in this process; settings of `api` by name, those of
+    `batch` in a mapping.
+    """
     async with AsyncExitStack() as stack:
 
-        async def starting(worker: FakeWorker, **api: Any) -> GatewayUnderTest:
+        async def starting(
+            worker: FakeWorker, *, batch: Mapping[str, int] = MappingProxyType({}), **api: Any
+        ) -> GatewayUnderTest:
             await stack.enter_async_context(worker.serving())
             environment = {f"APPLIANCE_API__{name.upper()}": str(value) for name, value in api.items()}
+            environment |= {f"APPLIANCE_BATCH__{name.upper()}": str(value) for name, value in batch.items()}
             environment |= {
                 "APPLIANCE_POOL__URLS": json.dumps([worker.url]),
                 "APPLIANCE_API__DRAIN_SECONDS": "1",

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -87,21 +86,16 @@ async def test_after_a_crash_no_line_is_in_the_outputs_twice_or_missing(scene):
     scene.answers.statuses = {each: [500] for each in IDS[::7]}
     batch = await scene.begin(requests(*IDS))
     starts = 0
-    threads = ThreadPoolExecutor()
     while scene.row(batch).status is not Status.COMPLETED:
-        asyncio.get_running_loop().set_default_executor(threads)
         job = asyncio.ensure_future(run(scene, batch))
         scene.answers.allowed = starts % 6
         await until(lambda job=job: job.done() or scene.answers.allowed == 0)
         await asyncio.sleep(0.002 * (starts % 5))
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
-        threads.shutdown()  # threads end with their process
-        threads = ThreadPoolExecutor()
         scene.build()
         starts += 1
         assert starts < 500
-    asyncio.get_running_loop().set_default_executor(threads)
     ended = scene.row(batch)
     outputs = await scene.lines("acme", ended.output_file_id)
     assert sorted(line["custom_id"] for line in outputs) == sorted(IDS)

@@ -89,6 +89,29 @@ async def test_stalled_batch_is_retried_and_blocks_no_other(scene, monkeypatch):
     running.cancel()
 
 
+async def test_batch_without_room_for_results_asks_no_worker(scene):
+    """The disk keeps its reserve for the audit log; the batch resumes once there is room."""
+    scene.answers.held.clear()
+    batch = await scene.begin(requests("a", "b", "c"))
+    running = asyncio.ensure_future(scene.runner.run())
+    await until(lambda: scene.answers.at_once == 3)
+    scene.vault._keep_free_bytes = 2**62
+    scene.answers.held.set()
+    await until(lambda: batch.batch_id in scene.runner._stalled)
+    for _ in range(3):
+        scene.clock.now += module.STALLED_SECONDS + 1
+        scene.runner.wake()
+        await until(lambda: scene.runner._stalled.get(batch.batch_id, 0) > scene.clock())
+    assert scene.answers.asked == {"a": 1, "b": 1, "c": 1}
+    assert scene.row(batch).status is Status.IN_PROGRESS
+    scene.vault._keep_free_bytes = 0
+    scene.clock.now += module.STALLED_SECONDS + 1
+    scene.runner.wake()
+    await until(lambda: scene.row(batch).status is Status.COMPLETED)
+    assert scene.row(batch).counts.completed == 3
+    running.cancel()
+
+
 async def test_cancellation_on_another_gateway_is_applied(scene):
     scene.answers.held.clear()
     batch = await scene.begin(requests("a"))
