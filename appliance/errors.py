@@ -120,7 +120,7 @@ class NoWorkerAvailableError(ApplianceError):
 
 
 class AtCapacityError(ApplianceError):
-    """Workers and queue are full, the wait was too long, or request bodies fill the memory for them."""
+    """Workers, queue, memory for bodies, or slots for uploads or files are full, or a wait was too long."""
 
 
 class LimitReachedError(ApplianceError):

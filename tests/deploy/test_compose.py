@@ -154,6 +154,8 @@ def test_the_settings_next_to_it_are_settings(name):
         assert (settings.api.host, settings.api.port) == ("0.0.0.0", 8080)
         assert settings.pool.discover == "http://worker:8000"
         assert settings.egress.mode == "strict"
+        # Not in the volume of the log.
+        assert f"gateway-files:{settings.batch.directory}" in SERVICES["gateway"]["volumes"]
     else:
         assert (settings.worker.host, settings.worker.port) == ("0.0.0.0", 8000)
         assert str(settings.worker.model).startswith("/models/")

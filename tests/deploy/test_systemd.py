@@ -102,16 +102,23 @@ def test_unit_restricts_the_service(unit, line):
 def test_the_worker_cannot_read_the_gateways_data():
     """Another account, the directory hidden, and the one secret that it needs as a credential."""
     gateway, worker = dict(settings_of("appliance-gateway")), dict(settings_of("appliance-worker"))
-    data = f"/var/lib/{gateway['StateDirectory']}"
+    data, files = (f"/var/lib/{name}" for name in gateway["StateDirectory"].split())
     assert f"--data {data}" in gateway["ExecStart"]
     assert gateway["User"] != worker["User"]
-    assert worker["InaccessiblePaths"] == f"-{data}"
+    assert worker["InaccessiblePaths"] == f"-{data} -{files}"
     assert worker["LoadCredential"] == f"control.token:{data}/control.token"
     assert data not in worker["ExecStart"].split()
     accounts = (ROOT / "deploy" / "systemd" / "appliance.sysusers").read_text(encoding="utf-8")
     ids = dict(re.findall(r"^u (\S+) (\d+)", accounts, re.MULTILINE))
     assert set(ids) == {gateway["User"], worker["User"]}
     assert len(set(ids.values())) == 2
+
+
+def test_batch_files_have_a_directory_that_may_be_a_volume_of_its_own():
+    """The one that the documentation sets; systemd creates it and makes it writable."""
+    name = dict(settings_of("appliance-gateway"))["StateDirectory"].split()[1]
+    page = (ROOT / "docs" / "how-to" / "run-under-systemd.md").read_text(encoding="utf-8")
+    assert f"directory: /var/lib/{name} " in page
 
 
 def test_lets_it_raise_its_own_wall(unit):

@@ -90,6 +90,10 @@ class Appliance:
         """The expected report of the verifier."""
         self.process: ApplianceProcess | None = None
 
+    def change_setting(self, variable: str, value: object) -> None:
+        """For the next start."""
+        self._environment[variable] = str(value)
+
     async def start(self) -> "Appliance":
         """Start it and wait until it is ready."""
         self.process = ApplianceProcess(
@@ -243,6 +247,38 @@ async def test_two_hundred_lines_are_each_answered_once_however_often_the_gatewa
         (end,) = await appliance.entries("demo", "batch.ended")
         assert (end["outcome"], end["requests"], end["completed"]) == ("completed", 200, 200)
         assert appliance.files() == {batch.input_file_id, done.output_file_id}
+
+
+async def test_new_directory_of_files_loses_no_file_and_no_result_of_the_old_one(tmp_path):
+    """A batch is killed in the middle, and the gateway starts again with `batch.directory`."""
+    ids = [f"line-{number}" for number in range(40)]
+    elsewhere = tmp_path / "elsewhere"
+    async with running(tmp_path / "data") as appliance:
+        worker = appliance.worker
+        worker.begin(pause_seconds=0.05)
+        async with appliance.client() as client:
+            kept = await client.files.create(file=("in.jsonl", requests("kept")), purpose="batch")
+            batch = await begin(client, requests(*ids))
+        await until(lambda: worker.completed >= 15, PATIENCE_SECONDS)
+        await appliance.kill()
+        appliance.change_setting("APPLIANCE_BATCH__DIRECTORY", elsewhere)
+        answered = worker.completed
+        await appliance.start()
+        async with appliance.client() as client:
+            done = await ended(client, batch.id)
+            assert (done.status, done.request_counts.completed) == ("completed", 40)
+            outputs = await lines(client, done.output_file_id)
+            assert Counter(line["custom_id"] for line in outputs) == Counter(ids)
+            # Results of before are not computed again; only lines that were running are.
+            assert len(worker.asked) < 40 + answered
+            assert (await client.files.content(kept.id)).content == requests("kept")
+            added = await client.files.create(file=("in.jsonl", requests("added")), purpose="batch")
+            assert appliance.files() == {kept.id, batch.input_file_id}
+            assert {path.name for path in elsewhere.rglob("file-*")} == {added.id, done.output_file_id}
+            for file_id in (kept.id, batch.input_file_id, added.id, done.output_file_id):
+                assert (await client.files.delete(file_id)).deleted
+        assert appliance.files() == set()
+        assert list(elsewhere.rglob("file-*")) == []
 
 
 async def test_files_are_taken_listed_given_out_and_deleted(appliance):

@@ -117,7 +117,7 @@ class Deleted(StrEnum):
     DELETED = "deleted"
     EXPIRED = "expired"
     ERASED = "erased"  # an operator erased the tenant's content
-    REFUSED = "refused"  # parallel uploads used up the tenant's storage quota first
+    REFUSED = "refused"  # its upload was too late for what it had reserved of the tenant's storage quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,9 @@ from appliance.gateway.batch.tables import batch_files, batches
 from appliance.infra.database import SqlStore, first_line
 
 _FILE, _BATCH = batch_files.c, batches.c
-UPLOADING = "uploading"
-"""In `deleted`: the row is the reservation of an upload in flight."""
+UPLOADING = str(Deleted.REFUSED)
+"""In `deleted`: the row is the reservation of an upload in flight.  A value that 0.1.0 knows: if an operator
+goes back to it after a crash, it removes row and bytes like those of any hidden file."""
 _MOMENTS = tuple(status for status in Status if status is not Status.VALIDATING)
 
 
@@ -132,7 +133,7 @@ class SqlBatchStore(SqlStore):
 
     def hidden_files(self, gateway: str) -> list[tuple[StoredFile, Deleted]]:
         """The gateway's hidden files, and why they are hidden."""
-        query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted.in_(list(Deleted)))
+        query = select(batch_files).where(_FILE.gateway == gateway, _FILE.deleted != UPLOADING)
         with self._reading() as connection:
             return [(_file(row), Deleted(row.deleted)) for row in connection.execute(query)]
 

@@ -22,8 +22,7 @@ batch_files = Table(
     Column("created_at", BigInteger, nullable=False),  # times are Unix seconds
     Column("expires_at", BigInteger, nullable=False),
     # Set: the file is hidden; the row is deleted after the bytes and their key.
-    # Or `uploading`: it reserves `bytes` for an upload, until `expires_at`.
-    Column("deleted", Text),  # why: `deleted`, `expired` or `erased`
+    Column("deleted", Text),  # why: `deleted`, `expired` or `erased`; `refused` while it is being uploaded
     Index("batch_files_tenant_id", "tenant", "id"),
 )
 

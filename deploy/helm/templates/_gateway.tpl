@@ -164,6 +164,9 @@ spec:
         {{- if $gateway.sharedFiles.existingClaim }}
         - name: shared
           mountPath: /var/lib/appliance-shared
+        {{- else if $gateway.persistence.filesClaim }}
+        - name: files
+          mountPath: /var/lib/appliance-files
         {{- end }}
         {{- with include "appliance.draftsMount" (dict "root" . "readOnly" false) }}
         {{- . | nindent 8 }}
@@ -183,6 +186,10 @@ spec:
     - name: shared
       persistentVolumeClaim:
         claimName: {{ $gateway.sharedFiles.existingClaim }}
+    {{- else if $gateway.persistence.filesClaim }}
+    - name: files
+      persistentVolumeClaim:
+        claimName: {{ $gateway.persistence.filesClaim }}
     {{- end }}
     {{- with include "appliance.draftsVolume" . }}
     {{- . | nindent 4 }}

@@ -48,6 +48,8 @@
 {{- if $values.gateway.sharedFiles.existingClaim -}}
 {{- $_ := set $audit "payload_keys_directory" "/var/lib/appliance-shared/payload-keys" -}}
 {{- $_ := set $ours "batch" (dict "directory" "/var/lib/appliance-shared/files") -}}
+{{- else if $values.gateway.persistence.filesClaim -}}
+{{- $_ := set $ours "batch" (dict "directory" "/var/lib/appliance-files/files") -}}
 {{- end -}}
 {{- if $values.gateway.tls.existingSecret -}}
 {{- $tls := dict "certificate_file" "/etc/appliance/tls/tls.crt" "key_file" "/etc/appliance/tls/tls.key" -}}

@@ -45,6 +45,21 @@ def test_a_gateway_on_sqlite_has_a_disk_and_a_name_that_last():
     assert gateway["serviceName"] in rendered.kind("Service")
 
 
+def test_batch_files_of_a_gateway_go_to_the_claim_that_is_named():
+    """Without one they stay on the gateway's disk; the claim of several gateways comes first."""
+    claim = {"gateway": {"persistence": {"filesClaim": "files"}}}
+    named = render(site(claim))
+    gateway = named.one("StatefulSet")
+    assert volumes(template(gateway))["files"]["persistentVolumeClaim"] == {"claimName": "files"}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container(gateway)["volumeMounts"]}
+    assert settings(named, "gateway")["batch"]["directory"] == f"{mounts['files']}/files"
+    alone = render(site())
+    assert "batch" not in settings(alone, "gateway")
+    assert "files" not in volumes(template(alone.one("StatefulSet")))
+    several = settings(render(site(SEVERAL, claim)), "gateway")
+    assert several["batch"]["directory"] == "/var/lib/appliance-shared/files"
+
+
 def test_gateways_on_postgresql_are_alike():
     """A Deployment with an ephemeral disk; the password is read from a file, never from a variable."""
     rendered = render(site(SEVERAL))
