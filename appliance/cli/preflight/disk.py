@@ -59,7 +59,7 @@ def check_disk(inquiry: Inquiry) -> Iterable[Check]:
     yield judge_space(
         seen,
         low_bytes=inquiry.settings.audit.low_disk_bytes,
-        files_bytes=inquiry.settings.batch.keep_free_bytes,
+        files_bytes=0 if inquiry.settings.batch.directory else inquiry.settings.batch.keep_free_bytes,
         requests_per_day=inquiry.requests_per_day if inquiry.uses_sqlite else None,
         keep_days=inquiry.keep_days,
     )
@@ -133,8 +133,8 @@ def judge_space(
     """
     Whether there is space: `entries x 645 bytes`, two entries per request, above the watermark.
 
-    Operators are warned below `low_bytes` (`audit.low_disk_bytes`), and files are refused below
-    `files_bytes` (`batch.keep_free_bytes`).  `requests_per_day` is None if it is unknown, or if the log is
+    Operators are warned below `low_bytes` (`audit.low_disk_bytes`), and files, if they are on this disk, are
+    refused below `files_bytes` (`batch.keep_free_bytes`).  `requests_per_day` is None if it is unknown, or if the log is
     elsewhere.
     """
     each = ENTRY_BYTES * ENTRIES_PER_REQUEST

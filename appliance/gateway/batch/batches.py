@@ -41,6 +41,7 @@ class Batches:
         self._files = files
         self._audit = audit
         self._settings = settings
+        self._threads = threads
         self._run = threads.run
         self._clock = clock
         self._wake = wake
@@ -106,7 +107,7 @@ class Batches:
 
     async def list(self, tenant: str, window: Window) -> list[Batch]:
         """One more than the window's limit if there are more."""
-        return await self._run(self._store.batches, tenant, window)
+        return await self._threads.run_alone(self._store.batches, tenant, window)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """

@@ -24,6 +24,7 @@ class StorageThreads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
+        self._alone = asyncio.Lock()
 
     async def run(self, function: Callable[..., T], /, *arguments: object) -> T:
         """If cancelled, return only once the thread has ended: it must not use what its caller cleans up."""
@@ -35,6 +36,11 @@ class StorageThreads:
             if not job.cancel():
                 await asyncio.wait([result])
             raise
+
+    async def run_alone(self, function: Callable[..., T], /, *arguments: object) -> T:
+        """`run`, one at a time: for what holds the interpreter's lock, as building thousands of rows does."""
+        async with self._alone:
+            return await self.run(function, *arguments)
 
     def close(self) -> None:
         self._pool.shutdown()

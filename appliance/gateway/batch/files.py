@@ -202,7 +202,7 @@ class TenantFiles:
 
     async def list(self, tenant: str, window: Window, purpose: str | None = None) -> list[StoredFile]:
         """One more than the window's limit if there are more."""
-        return await self._run(self._store.files, tenant, window, purpose)
+        return await self._threads.run_alone(self._store.files, tenant, window, purpose)
 
     async def read(self, stored: StoredFile) -> AsyncIterator[bytes]:
         """Yield it piece by piece; raises StorageUnavailableError, at the latest at its end."""

@@ -32,6 +32,22 @@ async def test_blocked_storage_threads_block_no_others():
     threads.close()
 
 
+async def test_lists_are_read_one_at_a_time():
+    """Threads that build rows compete with the event loop for the interpreter's lock."""
+    threads, turn, at_once = StorageThreads(), threading.Lock(), []
+
+    def read():
+        is_alone = turn.acquire(blocking=False)
+        at_once.append(not is_alone)
+        threading.Event().wait(0.001)
+        if is_alone:
+            turn.release()
+
+    await asyncio.gather(*(threads.run_alone(read) for _ in range(20)))
+    assert at_once == [False] * 20
+    threads.close()
+
+
 async def test_cancelled_caller_returns_after_its_thread_has_ended():
     """What it then removes is not written to any more."""
     threads, started, blocked = StorageThreads(), threading.Event(), threading.Event()
