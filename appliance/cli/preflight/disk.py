@@ -134,8 +134,8 @@ def judge_space(
     Whether there is space: `entries x 645 bytes`, two entries per request, above the watermark.
 
     Operators are warned below `low_bytes` (`audit.low_disk_bytes`), and files, if they are on this disk, are
-    refused below `files_bytes` (`batch.keep_free_bytes`).  `requests_per_day` is None if it is unknown, or if the log is
-    elsewhere.
+    refused below `files_bytes` (`batch.keep_free_bytes`).  `requests_per_day` is None if it is
+    unknown, or if the log is elsewhere.
     """
     each = ENTRY_BYTES * ENTRIES_PER_REQUEST
     room = max(0, seen.free_bytes - low_bytes)
