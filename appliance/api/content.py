@@ -15,7 +15,9 @@ from appliance.api.auth import AdminCaller
 from appliance.api.body import read_members
 from appliance.api.services import Services
 from appliance.audit.content.retention import (
+    MISDATED,
     NAMED_PER_ENTRY,
+    Erased,
     Erasure,
     Retention,
     parse_erasure,
@@ -154,12 +156,12 @@ async def _carry_out(request: Request, approval: Approval, approved_by: str) -> 
 async def _erase(request: Request, wanted: Erasure, actor: str) -> dict[str, Any]:
     services: Services = request.app.state.services
     erased = await _retention(request).erase(wanted, actor=actor)
+    _warn(services, erased)
     files = 0
     # After a crash before this line encrypted files have lost their keys and are swept; the others need
     # another request.
     if services.files is not None and not wanted.requests:
-        before_ms = services.clock() * 1000 + 1 if wanted.before_ms is None else wanted.before_ms
-        files = await services.files.erase(wanted.tenant, int(before_ms))
+        files = await services.files.erase(wanted.tenant, wanted.before_ms)
     return {**asdict(erased), "files": files}
 
 
@@ -167,6 +169,7 @@ async def _prune(
     request: Request, before_ms: int, actor: str, approved_by: str | None = None
 ) -> dict[str, Any]:
     erased = await _retention(request).prune(before_ms, actor=actor, approved_by=approved_by)
+    _warn(request.app.state.services, *erased)
     return {"erased": [asdict(each) for each in erased]}
 
 
@@ -178,6 +181,14 @@ def _shown(approval: Approval) -> dict[str, Any]:
         "expires_at": format_moment(approval.expires_at),
         **approval.fields,
     }
+
+
+def _warn(services: Services, *erased: Erased) -> None:
+    for each in erased:
+        if each.misdated:
+            services.logger.warning(
+                "content_misdated", tenant=each.tenant, count=each.misdated, detail=MISDATED
+            )
 
 
 def _retention(request: Request) -> Retention:

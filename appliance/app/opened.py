@@ -17,6 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from appliance.audit.content.retention import MISDATED
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
@@ -170,6 +171,8 @@ class GatewayOpener:
                     random_bytes=os.urandom,
                 )
             )
+            for tenant, count in (await content.retention.misdated()).items():
+                self.logger.warning("content_misdated", tenant=tenant, count=count, detail=MISDATED)
             yield OpenedParts(
                 metrics=metrics,
                 database=database,

@@ -579,6 +579,16 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             *_maybe(
                 _list("requests", "requests whose content was erased, if few"),
                 _text("before", "otherwise all content of the tenant's requests from before this `time`"),
+                _flag(
+                    "everything",
+                    "whether all of the tenant's content was erased that an entry before this one names, "
+                    "whatever `before` and the clocks said",
+                ),
+                _count(
+                    "before_index",
+                    "of the requests from `before`, only those whose intent has a smaller index: those "
+                    "that the log recorded before it had reached that time",
+                ),
                 _list("keys", "ids of the tenant's keys that were destroyed, if few"),
                 _APPROVED_BY,
             ),

@@ -48,6 +48,8 @@ ED25519, COSIGNATURE, MLDSA44 = 0x01, 0x04, 0x06
 KEY_BYTES = {ED25519: 32, COSIGNATURE: 32, MLDSA44: 1312}
 KIND_NAMES = {ED25519: "Ed25519", COSIGNATURE: "Ed25519 cosignature", MLDSA44: "ML-DSA-44"}
 TIME_BYTES = 8
+TOLERANCE_MS = 300_000
+"""Difference between clocks that is not reported."""
 LONGEST_NAME = 255
 SHOWN = 20
 """Problems and requests that are listed; the rest is counted."""
@@ -186,8 +188,8 @@ class Payloads:
     """Tenant of each request whose content was to be kept."""
     erased_requests: dict[tuple[str, str], int] = field(default_factory=dict)
     """Tenant and request that an erasure names, and the index of the last entry that does."""
-    erased_before: dict[str, str] = field(default_factory=dict)
-    """By tenant: smallest id of a request that no erasure by time covers."""
+    erased_ranges: dict[str, list["ErasedRange"]] = field(default_factory=dict)
+    """By tenant, the erasures by time and of everything; without those that a later one includes."""
     held: set[str] = field(default_factory=set)
     """Tenants under a legal hold."""
     checked: int = 0
@@ -198,14 +200,57 @@ class Payloads:
     """Payloads that were decrypted and are what the log commits to."""
     is_looked_at: bool = False
     """Whether the payloads themselves were compared."""
+    last_time: str = ""
+    """Of the newest entry."""
+
+    @property
+    def ahead(self) -> int:
+        """Payloads of requests with ids of a time after the newest entry: a clock was ahead."""
+        try:
+            first = _first_id(self.last_time, later_ms=TOLERANCE_MS)
+        except InvalidError:  # no such date
+            return 0
+        return sum(1 for request, _ in self.named if request >= first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPayload:
     index: int
+    intent: int
+    """Index of its request's intent."""
     tenant: str
     digest: str
     commitment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasedRange:
+    """What an erasure by time, or of everything, covers."""
+
+    index: int
+    """Of its entry: what later entries name was kept after it."""
+    before_id: str
+    """Smallest id of a request that it does not cover."""
+    before_intent: int
+    """Smallest index of an intent that it does not cover."""
+    is_exact: bool
+    """Whether earlier entries name all that it covers; version 0.1.0 went by time alone."""
+
+    def covers(self, request: str, intent: int) -> bool:
+        return request < self.before_id and intent < self.before_intent
+
+    def includes(self, other: "ErasedRange") -> bool:
+        """Whether it covers all that an earlier one does."""
+        wider = self.before_id >= other.before_id and self.before_intent >= other.before_intent
+        return wider and (other.is_exact or not self.is_exact)
+
+    def erases(self, request: str, intent: int, index: int) -> bool:
+        """Whether a payload that entry `index` names must be gone."""
+        return index < self.index and self.covers(request, intent)
+
+    def explains(self, request: str, intent: int, index: int) -> bool:
+        """Whether a payload that entry `index` names may be gone."""
+        return self.covers(request, intent) and (index < self.index or not self.is_exact)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -895,6 +940,7 @@ def render_json(report: Report) -> str:
             "intact": report.payloads.checked,
             "erased": report.payloads.erased,
             "opened": report.payloads.opened,
+            "ahead": report.payloads.ahead,
             "held_tenants": sorted(report.payloads.held),
         },
         "first_time": report.first_time,
@@ -1053,12 +1099,14 @@ def _show_hash(content: bytes) -> str:
 NONCE_BYTES = 12
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_AFTER_ALL_IDS = "~"
 _PARTS = {"request.intent": "request", "request.outcome": "response", "request.aborted": "response"}
 
 
 def see_payload(report: Report, index: int, entry: dict[str, Any]) -> None:
     """Follow what one entry says about kept content; raises InvalidError."""
     payloads = report.payloads
+    payloads.last_time = entry["time"]
     match entry["type"]:
         case "request.intent" | "request.outcome" | "request.aborted":
             if "payload_digest" in entry:
@@ -1083,6 +1131,7 @@ def _see_named(payloads: Payloads, index: int, entry: dict[str, Any]) -> None:
         raise InvalidError("names a payload of a request whose intent names none")
     payloads.named[request, part] = NamedPayload(
         index=index,
+        intent=index if part == "request" else payloads.named[request, "request"].index,
         tenant=payloads.tenants[request],
         digest=_text(entry, "payload_digest"),
         commitment=_text(entry, "payload_commitment"),
@@ -1096,11 +1145,23 @@ def _see_erasure(payloads: Payloads, index: int, entry: dict[str, Any]) -> None:
             raise InvalidError("has no proper requests")
         payloads.erased_requests |= {(tenant, str(each)): index for each in entry["requests"]}
     elif "before" in entry:
-        # What comes later than the entry is not covered by it, whatever it says.
-        first = min(_first_id(_text(entry, "before")), _first_id(_text(entry, "time"), later_ms=1))
-        payloads.erased_before[tenant] = max(payloads.erased_before.get(tenant, ""), first)
+        erased = _erased_range(index, entry)
+        ranges = payloads.erased_ranges.setdefault(tenant, [])
+        ranges[:] = [*(each for each in ranges if not erased.includes(each)), erased]
     if tenant in payloads.held:
         raise InvalidError(f"erases content of {tenant}, which is under a legal hold")
+
+
+def _erased_range(index: int, entry: dict[str, Any]) -> ErasedRange:
+    before_id = _first_id(_text(entry, "before"))
+    if entry.get("everything"):
+        return ErasedRange(index=index, before_id=_AFTER_ALL_IDS, before_intent=index, is_exact=True)
+    if "before_index" in entry:
+        before_index = _number(entry, "before_index")
+        return ErasedRange(index=index, before_id=before_id, before_intent=before_index, is_exact=True)
+    # What comes later than the entry is not covered by it, whatever it says.
+    before_id = min(before_id, _first_id(_text(entry, "time"), later_ms=1))
+    return ErasedRange(index=index, before_id=before_id, before_intent=sys.maxsize, is_exact=False)
 
 
 def check_payloads(report: Report, directory: Path, data_keys: dict[str, bytes]) -> None:
@@ -1108,12 +1169,13 @@ def check_payloads(report: Report, directory: Path, data_keys: dict[str, bytes])
     payloads = report.payloads
     payloads.is_looked_at = True
     for (request, part), named in payloads.named.items():
-        before = payloads.erased_before.get(named.tenant, "")
-        erased_at = payloads.erased_requests.get((named.tenant, request))
+        ranges = payloads.erased_ranges.get(named.tenant, [])
+        place = request, named.intent, named.index
+        named_at = payloads.erased_requests.get((named.tenant, request))
         try:
             blob = _read(directory / "payloads" / f"{request}.{part}")
         except UnusableError:
-            if erased_at is not None or request < before:
+            if named_at is not None or any(each.explains(*place) for each in ranges):
                 payloads.erased += 1
             else:
                 report.problems.append(f"the payload that entry {named.index} names is missing")
@@ -1122,9 +1184,12 @@ def check_payloads(report: Report, directory: Path, data_keys: dict[str, bytes])
             report.problems.append(f"the payload that entry {named.index} names was altered")
             continue
         payloads.checked += 1
-        if erased_at is not None:
+        erased_at = [each.index for each in ranges if each.erases(*place)]
+        if named_at is not None and named.index < named_at:
+            erased_at.append(named_at)
+        if erased_at:
             report.problems.append(
-                f"entry {erased_at} says that the payload of entry {named.index} was erased"
+                f"entry {erased_at[-1]} says that the payload of entry {named.index} was erased"
             )
         key = data_keys.get(f"{request}/{part}")
         if key is not None:
@@ -1180,6 +1245,10 @@ def _payload_lines(report: Report) -> list[str]:
     if not payloads.is_looked_at:
         return [f"{count}, not looked at"]
     lines = [f"{count}: {payloads.checked} intact, {payloads.erased} erased, {payloads.opened} opened"]
+    if payloads.ahead:
+        lines.append(
+            f"WARNING: {payloads.ahead} have ids of a time after the newest entry: a clock was ahead"
+        )
     return lines + [f"{_show(tenant)} is under a legal hold" for tenant in sorted(payloads.held)]
 
 

@@ -21,6 +21,7 @@ import typer
 
 from appliance.audit.content.payload_keys import DAY_MS, PayloadKeys, Purpose, load_master_key
 from appliance.audit.content.payloads import Payload, SqlPayloadStore
+from appliance.audit.content.retention import MISDATED
 from appliance.audit.content.sealing import LOGGED, Part, commit, commit_under, open_sealed, place, unwrap
 from appliance.audit.entry import format_time
 from appliance.audit.store import AuditStore
@@ -318,3 +319,9 @@ def _show_erased(erased: dict[str, Any]) -> None:
         f"{erased['tenant']}: {erased['payloads']} payloads erased, {len(erased['keys'])} keys destroyed, "
         f"{erased.get('files', 0)} files removed, entries {', '.join(map(str, erased['entries'])) or 'none'}"
     )
+    if erased.get("misdated"):
+        typer.echo(
+            f"{erased['tenant']}: {erased['misdated']} payloads stay: {MISDATED}. "
+            "Erase them by request id, or everything",
+            err=True,
+        )

@@ -125,6 +125,12 @@ def delete_a_payload(past: Past) -> None:
     past.scene.run("DELETE FROM audit_payloads WHERE request_id = :one", one=past.archived[0])
 
 
+def put_erased_content_back(past: Past) -> None:
+    columns = ", ".join(past.erased)
+    values = ", ".join(f":{name}" for name in past.erased)
+    past.scene.run(f"INSERT INTO audit_payloads ({columns}) VALUES ({values})", **past.erased)
+
+
 def swap_two_wrapped_keys(past: Past) -> None:
     one, other = past.archived
     query = "SELECT wrapped_key FROM audit_payloads WHERE request_id = :name"

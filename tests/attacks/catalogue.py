@@ -184,6 +184,16 @@ ATTACKS = (
         noticed=ALTERED,
     ),
     Attack(
+        name="put_erased_content_back",
+        title="Keep content that the log calls erased",
+        what="The log says that all prompts from before a time were erased; one of them is still there, "
+        "or was put back from a copy of the database.",
+        loot=DATABASE_ONLY,
+        noticed=ALTERED,
+        remark="Each payload is named by an entry, so it is decidable which an erasure covers: those that "
+        "its bounds include and that earlier entries name.",
+    ),
+    Attack(
         name="swap_two_wrapped_keys",
         title="Swap the keys of two archived prompts",
         what="Each prompt gets the other's data key, so that neither can be opened, or seems to be another.",

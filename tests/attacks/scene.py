@@ -21,9 +21,10 @@ from sqlalchemy import Connection, Engine, MetaData, create_engine, insert, text
 
 from appliance.audit.append import append_entry
 from appliance.audit.checkpoint import parse_body, parse_note, parse_verifier_keys
+from appliance.audit.content.payload_keys import ulid_ms
 from appliance.audit.content.payloads import Payload, SqlPayloadStore, export_payloads
 from appliance.audit.content.sealing import Part, place, seal, unwrap
-from appliance.audit.entry import new_entry_id
+from appliance.audit.entry import format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
 from appliance.audit.store import SqlAuditStore
@@ -83,8 +84,12 @@ class Scene:
         """The key an auditor was given."""
         return signer_in(self.directory).vkey
 
-    def serve(self, *requests: str, archived: Sequence[str] = ()) -> None:
-        """Start, record requests, the prompts of some in the archive, and stop in order."""
+    def serve(self, *requests: str, archived: Sequence[str] = (), erased: Sequence[str] = ()) -> None:
+        """
+        Start, record requests, the prompts of some in the archive, and stop in order.
+
+        Of those in the archive, prompts can be erased again, all from before a time.
+        """
 
         async def serve_() -> None:
             async with open_log(self.settings, store) as log:
@@ -92,6 +97,16 @@ class Scene:
                     kept = self._keep(name) if name in archived else {}
                     await log.sink.append(EntryType.REQUEST_INTENT, **{**intent(name), **kept})
                     await log.sink.append(EntryType.REQUEST_OUTCOME, **outcome(name))
+                if erased:
+                    await log.sink.append(
+                        EntryType.ERASURE,
+                        tenant="acme",
+                        payloads=len(erased),
+                        legal_basis="end of purpose",
+                        actor="cli:root",
+                        before=format_time(ulid_ms(max(erased)) + 1),
+                        before_index=log.log.state().size,
+                    )
 
         store = SqlAuditStore(self.installation.database_url)
         try:
@@ -309,7 +324,11 @@ class Past:
         """One that was never asked again, and one that saw every checkpoint."""
         self.archived = [new_entry_id(number, secrets.token_bytes(10)) for number in (1, 2)]
         """Requests whose prompts are kept, encrypted."""
-        self.scene.serve("monday-1", "monday-2", archived=self.archived)
+        erased = new_entry_id(0, secrets.token_bytes(10))
+        self.scene.serve("monday-1", "monday-2", archived=[*self.archived, erased], erased=[erased])
+        (self.erased,) = self.scene.rows("SELECT * FROM audit_payloads WHERE request_id = :one", one=erased)
+        """The row of a prompt that was erased, in a copy of the database."""
+        self.scene.run("DELETE FROM audit_payloads WHERE request_id = :one", one=erased)
         keys = (ApiKey(key_id="abcd2345", digest="01" * 32), ApiKey(key_id="efgh2345", digest="23" * 32))
         self.scene.change_tenants(lambda _before: (Tenant(name="acme", keys=keys),))
         self.monday = self.scene.back_up()

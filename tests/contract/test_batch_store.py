@@ -283,6 +283,19 @@ def test_erasure_covers_earlier_files_and_ended_batches(gateways):
     assert one.batch("acme", "open") is not None
 
 
+def test_erasure_of_everything_covers_whatever_was_created_whenever(gateways):
+    """An open batch ends without its input, and loses what its client said of it."""
+    one, two = gateways
+    one.add_file(replace(FILE, created_at=10**9), PLENTY)
+    one.add_batch(replace(BATCH, batch_id="open", created_at=10**9, metadata={"name": "a person"}), 5)
+    one.add_batch(replace(BATCH, batch_id="ended", created_at=10**9), 5)
+    one.move("ended", Status.FAILED, 1)
+    assert two.erase_files("acme", None) == 1
+    assert two.files("acme", Window(limit=1)) == []
+    assert two.batch("acme", "ended") is None
+    assert two.batch("acme", "open").metadata == {}
+
+
 def test_gateway_runs_only_its_own_open_batches(gateways):
     """Oldest first."""
     one, _ = gateways

@@ -6,8 +6,12 @@ import pytest
 
 from appliance.audit.content.payloads import CHUNK, Found, Selection, SqlPayloadStore, first_id
 from appliance.audit.content.sealing import Part
-from appliance.audit.store import SqlAuditStore
+from appliance.audit.entry import Entry, encode, format_time, new_entry_id
+from appliance.audit.entry_types import EntryType
+from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.errors import AuditUnavailableError
+from tests.audit_log import intent, outcome
 from tests.contract.payloads import START_MS, payload
 
 
@@ -48,6 +52,86 @@ def test_selection_by_time_covers_earlier_requests(payloads):
     payloads.scrub()
     assert [each.key_id for each in payloads.all()] == ["other.0", "acme.2", "acme.3"]
     assert payloads.tenants_before(START_MS + 1) == ["other"]
+
+
+def record(url, *entries):
+    """Append entries to the log: type and members."""
+    with closing(SqlAuditStore(url)) as log:
+        for entry_type, fields in entries:
+            index = log.head().size
+            request_id = fields.get("request_id")
+            leaf = encode(
+                Entry(
+                    log="x/y",
+                    id=new_entry_id(index, bytes(10)),
+                    type=entry_type,
+                    time=format_time(START_MS),
+                    fields=fields,
+                )
+            )
+            tree = CompactRange(index, log.head().subtrees)
+            tree.append(hash_leaf(leaf))
+            added = Leaf(
+                index=index,
+                leaf=leaf,
+                leaf_hash=hash_leaf(leaf),
+                type=str(entry_type),
+                request_id=request_id,
+            )
+            log.append([added], expected=log.head(), new=Head.of(tree))
+
+
+def asked(number):
+    return EntryType.REQUEST_INTENT, intent(first_id(START_MS + 1000 * number))
+
+
+def answered(number):
+    return EntryType.REQUEST_OUTCOME, outcome(first_id(START_MS + 1000 * number))
+
+
+def test_a_selection_by_the_log_covers_what_its_entries_name(payloads, url):
+    """Whatever the times in ids say; an answer by its own entry, a sample with its body."""
+    payloads.add([payload(number) for number in (0, 1, 2)])
+    payloads.add([payload(0, part=Part.RESPONSE), payload(1, part=Part.RESPONSE)])
+    payloads.add([payload(0, part=Part.SAMPLE), payload(1, "other", Part.SAMPLE)])
+    assert payloads.unlogged("acme", None) == tuple(first_id(START_MS + 1000 * at) for at in (0, 1, 2))
+    record(url, asked(1), asked(0), answered(0), answered(1))
+    assert payloads.size() == 4
+    assert payloads.unlogged("acme", None) == (first_id(START_MS + 2000),)
+    assert payloads.unlogged("acme", START_MS + 2000) == ()
+    assert payloads.find(Selection(tenant="acme", entry_index=3)).payloads == 3
+    assert payloads.find(Selection(tenant="acme", before_index=1, entry_index=4)).payloads == 2
+    assert payloads.find(Selection(tenant="acme", before_ms=START_MS + 1, before_index=1)).payloads == 0
+    assert payloads.delete(Selection(tenant="acme", entry_index=3)) == 4
+    assert [(each.request_id, each.part) for each in payloads.all()] == [
+        (first_id(START_MS + 1000), Part.RESPONSE),
+        (first_id(START_MS + 2000), Part.REQUEST),
+    ]
+
+
+def test_store_says_when_the_log_reached_a_time_and_what_is_dated_after_one(payloads, url):
+    """Of the requests by their ids, the one that was recorded first."""
+    payloads.add([payload(0), payload(3), payload(5, "other"), payload(5, "other", Part.RESPONSE)])
+    record(url, asked(0), asked(5), asked(3))
+    assert payloads.reached(START_MS + 1, START_MS + 6000) == 1
+    assert payloads.reached(START_MS + 1, START_MS + 4000) == 2
+    assert payloads.reached(START_MS + 1, START_MS) is None
+    assert payloads.misdated(START_MS + 4000) == {"other": 2}
+    assert payloads.misdated(START_MS + 6000) == {}
+
+
+def test_store_says_which_files_and_batches_the_log_recorded_since(payloads, url):
+    ulids = [first_id(number) for number in range(3)]
+    common = {"tenant": "acme", "key_id": "k"}
+    a_file = {**common, "purpose": "batch", "bytes": 1, "encrypted": True}
+    a_batch = {**common, "route": "r", "file": "file-x"}
+    record(
+        url,
+        (EntryType.FILE_CREATED, {**a_file, "file": f"file-{ulids[0]}"}),
+        (EntryType.FILE_CREATED, {**a_file, "file": f"file-{ulids[1]}"}),
+        (EntryType.BATCH_CREATED, {**a_batch, "batch": f"batch_{ulids[2]}"}),
+    )
+    assert payloads.created_since(1) == set(ulids[1:])
 
 
 def test_a_selection_by_name_takes_those_and_no_other_tenants(payloads):

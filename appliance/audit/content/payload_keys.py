@@ -15,6 +15,7 @@ import base64
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -163,23 +164,26 @@ class PayloadKeys:
 
     def is_overwritten(self, name: KeyName) -> bool:
         """
-        Whether a crash interrupted the destruction of this key, between overwriting and deleting its file.
+        Whether this key is destroyed, or a crash interrupted that between overwriting and deleting its file.
 
         Raises AuditKeyError if it cannot be read.
         """
         path = self._directory / name.file
         try:
             return _is_overwritten(path.read_bytes())
+        except FileNotFoundError:
+            return True
         except OSError as error:
             raise AuditKeyError(f"cannot read the payload key {path}: {error.strerror}") from error
 
     def retire(self, name: KeyName) -> KeyName:
-        """Begin to destroy a key: it wraps nothing new from now on.  Durable on return."""
+        """Begin to destroy a key, if it is there: it wraps nothing new from now on.  Durable on return."""
         if name.is_retired:
             return name
         gone = KeyName(key_id=name.key_id, tenant=name.tenant, purpose=name.purpose, is_retired=True)
         try:
-            (self._directory / name.file).rename(self._directory / gone.file)
+            with suppress(FileNotFoundError):  # another gateway retired it, or destroyed it
+                (self._directory / name.file).rename(self._directory / gone.file)
             sync_directory(self._directory)
         except OSError as error:
             raise AuditKeyError(f"cannot retire the payload key {name.file}: {error.strerror}") from error

@@ -18,20 +18,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from appliance.audit.content.sealing import LOGGED, Part, Sealed
 from appliance.audit.entry import new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.tables import audit_checkpoints, audit_leaves, audit_payloads
+from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_payloads
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import SqlStore, first_line
 
 CHUNK = 500
+ULID_CHARACTERS = 26
 _COLUMNS = audit_payloads.c
 _IS_LOGGED = _COLUMNS.part.in_([part.value for part in LOGGED])
 _IS_SAMPLE = _COLUMNS.part == Part.SAMPLE.value
+_IS_INTENT = audit_leaves.c.type == EntryType.REQUEST_INTENT.value
+_ENDS_REQUEST = audit_leaves.c.type.in_([each.value for each in EntryType if each.closes_request])
+# The entry that names a payload; a sample goes with the body it was made of.
+_NAMES_PART = case((_COLUMNS.part == Part.RESPONSE.value, _ENDS_REQUEST), else_=_IS_INTENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +64,17 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Payloads of one tenant: of named requests, or of all from before a time."""
+    """Payloads of one tenant: of named requests, or all within the bounds; without bounds, all of them."""
 
     tenant: str
     requests: tuple[str, ...] = ()
-    """Ids of requests; empty for all from before `before_ms`."""
-    before_ms: int = 0
-    """Milliseconds since the epoch; a request's own id says when it came."""
+    """Ids of requests; empty for all within the bounds."""
+    before_ms: int | None = None
+    """Milliseconds since the epoch; a request's own id says when it came, by its gateway's clock."""
+    before_index: int | None = None
+    """Only requests whose intent has a smaller index in the log, whatever the clocks said."""
+    entry_index: int | None = None
+    """Only payloads that an entry with a smaller index names; the entry of the erasure itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +177,53 @@ class SqlPayloadStore(SqlStore):
             message = f"erased content could not be scrubbed: {first_line(error)}"
             raise AuditUnavailableError(message) from error
 
+    def unlogged(self, tenant: str, before_ms: int | None) -> tuple[str, ...]:
+        """Return requests with a payload that no entry names: in flight, or refused once it was stored."""
+        query = select(_COLUMNS.request_id).where(_COLUMNS.tenant == tenant, ~_IS_SAMPLE, ~_is_named())
+        if before_ms is not None:
+            query = query.where(_COLUMNS.request_id < first_id(before_ms))
+        with self._reading() as connection:
+            return tuple(sorted(set(connection.scalars(query))))
+
+    def misdated(self, since_ms: int) -> dict[str, int]:
+        """Return by tenant the number of payloads of requests whose ids are of this time or later."""
+        query = select(_COLUMNS.tenant, func.count()).where(
+            _COLUMNS.request_id >= first_id(since_ms), _IS_LOGGED
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query.group_by(_COLUMNS.tenant)).all()
+        return {row[0]: row[1] for row in rows}
+
     def tenants_before(self, before_ms: int) -> list[str]:
         """Return the tenants that have payloads of requests that came before a time."""
         query = select(_COLUMNS.tenant).where(_COLUMNS.request_id < first_id(before_ms)).distinct()
         with self._reading() as connection:
             return sorted(connection.scalars(query))
+
+    def size(self) -> int:
+        """Return the number of entries in the log."""
+        with self._reading() as connection:
+            return connection.scalar(select(audit_head.c.size)) or 0
+
+    def reached(self, start_ms: int, end_ms: int) -> int | None:
+        """
+        Return the smallest index among the requests that came first from a time on; None if there are none.
+
+        The log had reached this time when it recorded that request, so a later entry with an older id was
+        written by a clock that was behind.
+        """
+        query = (
+            select(audit_leaves.c.idx)
+            .where(
+                audit_leaves.c.request_id >= first_id(start_ms),
+                audit_leaves.c.request_id < first_id(max(start_ms, end_ms)),
+                audit_leaves.c.type == EntryType.REQUEST_INTENT.value,
+            )
+            .order_by(audit_leaves.c.request_id)
+            .limit(CHUNK)
+        )
+        with self._reading() as connection:
+            return min(connection.scalars(query), default=None)
 
     def signed_size(self) -> int:
         """How many entries the newest checkpoint covers."""
@@ -186,6 +249,14 @@ class SqlPayloadStore(SqlStore):
         with self._reading() as connection:
             rows = sorted(connection.execute(query).all(), key=lambda row: row.idx)
         return [(row.idx, json.loads(row.leaf)) for row in rows]
+
+    def created_since(self, index: int) -> frozenset[str]:
+        """Return the ULIDs of the files and batches that entries from an index on record as created."""
+        return frozenset(
+            (entry["file"] if entry["type"] == EntryType.FILE_CREATED else entry["batch"])[-ULID_CHARACTERS:]
+            for at, entry in self.entries(EntryType.FILE_CREATED, EntryType.BATCH_CREATED)
+            if at >= index
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -216,10 +287,23 @@ def first_id(time_ms: int) -> str:
     return new_entry_id(time_ms, bytes(10))
 
 
+def _is_named(below: int | None = None, by: ColumnElement[bool] = _NAMES_PART) -> ColumnElement[bool]:
+    """Whether an entry (with an index below a bound) names the payload; `by` says which entry is meant."""
+    named = exists().where(audit_leaves.c.request_id == _COLUMNS.request_id, by)
+    return named if below is None else named.where(audit_leaves.c.idx < below)
+
+
 def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
     mine = _COLUMNS.tenant == selection.tenant
     if not selection.requests:
-        yield and_(mine, _COLUMNS.request_id < first_id(selection.before_ms))
+        bounded = [mine]
+        if selection.before_ms is not None:
+            bounded.append(_COLUMNS.request_id < first_id(selection.before_ms))
+        if selection.before_index is not None:
+            bounded.append(_is_named(selection.before_index, by=_IS_INTENT))
+        if selection.entry_index is not None:
+            bounded.append(_is_named(selection.entry_index))
+        yield and_(*bounded)
     for start in range(0, len(selection.requests), CHUNK):
         yield and_(mine, _COLUMNS.request_id.in_(selection.requests[start : start + CHUNK]))
 

@@ -18,10 +18,11 @@ Fails closed: if holds or the log cannot be read or written, nothing is erased.
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -40,9 +41,13 @@ NAMED_PER_ENTRY = 60
 """Request ids in one entry: a leaf has 4096 bytes."""
 NAMED_KEYS, NAMED_KEYS_WITH_REQUESTS = 20, 10
 SIGNED_WITHIN_SECONDS = 5.0
+CLOCK_TOLERANCE_MS = 300_000
+"""Difference between clocks, or between a request's arrival and its entry, that is not reported."""
 POLL_SECONDS = 0.1
+NOTHING = Found(payloads=0, requests=(), key_ids=())
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PRUNED = "its retention period has ended"
+MISDATED = "a clock was wrong: the ids of kept requests contradict the log or lie in the future"
 _REQUEST_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 T = TypeVar("T")
 
@@ -71,6 +76,8 @@ class Erased:
     """Tenant's keys that were destroyed."""
     entries: tuple[int, ...]
     """Indexes of its `erasure` entries."""
+    misdated: int = 0
+    """Payloads that stay, because the times in their ids contradict the log or lie in the future."""
 
 
 def parse_erasure(members: Mapping[str, Any]) -> Erasure:
@@ -169,7 +176,7 @@ class Retention:
             held = await self._in_turn(self._keeper.store.holds)
             tenants = await self._in_turn(lambda: self._keeper.store.tenants_before(before_ms))
             erased = []
-            for tenant in tenants:
+            for tenant in sorted({*tenants, *await self.misdated()}):
                 if tenant not in held:
                     wanted = Erasure(
                         tenant=tenant,
@@ -180,6 +187,11 @@ class Retention:
                     )
                     erased.append(await self._erase(wanted, actor))
             return erased
+
+    async def misdated(self) -> dict[str, int]:
+        """Return by tenant the number of payloads with ids in the future: a gateway's clock was ahead."""
+        since_ms = int(self._clock() * 1000) + CLOCK_TOLERANCE_MS
+        return await self._in_turn(lambda: self._keeper.store.misdated(since_ms))
 
     async def holds(self) -> dict[str, str]:
         return await self._in_turn(self._keeper.store.holds)
@@ -217,40 +229,29 @@ class Retention:
             )
         # Never later than now: the entry must not explain content that is lost after it.
         now_ms = int(self._clock() * 1000) + 1
-        selection = Selection(
-            tenant=wanted.tenant,
-            requests=wanted.requests,
-            before_ms=now_ms if wanted.before_ms is None else min(now_ms, wanted.before_ms),
-        )
-        found = await self._in_turn(lambda: store.find(selection))
-        everything = not wanted.requests and wanted.before_ms is None
-        doomed = await self._in_turn(
-            lambda: doomed_keys(keys, selection, found.key_ids, everything=everything)
-        )
-        if not found.payloads and not doomed:
-            # After a crash, the entry may exist without its work.
-            await self._in_turn(lambda: destroy_retired(store, keys))
-            return Erased(tenant=wanted.tenant, payloads=0, keys=(), entries=())
+        plan = await self._in_turn(lambda: make_plan(store, keys, wanted, now_ms))
         entries = [
             (await self._log.append(EntryType.ERASURE, **fields)).index
-            for fields in _entries(selection, wanted, found, doomed, actor)
+            for fields in _entries(wanted, plan, actor)
         ]
-        await self._wait_until_signed(entries[-1])
+        if entries:
+            await self._wait_until_signed(entries[-1])
 
-        def destroy() -> None:
-            for name in doomed:
-                keys.retire(name)
-            # A crash before this line, or any below: the next start completes it.
-            store.delete(selection)
-            destroy_retired(store, keys)
-            store.scrub()
+        def finish() -> None:
+            # After a crash, an entry of before may exist without its work.
+            finish_erasures(store, keys, tenant=wanted.tenant, doomed=plan.doomed)
+            left = sum(store.find(selection).payloads for selection in plan.selections)
+            if left:
+                message = f"{left} payloads of {wanted.tenant} are left that should be erased: ask again"
+                raise AuditUnavailableError(message)
 
-        await self._in_turn(destroy)
+        await self._in_turn(finish)
         return Erased(
             tenant=wanted.tenant,
-            payloads=found.payloads,
-            keys=tuple(name.key_id for name in doomed),
+            payloads=plan.payloads,
+            keys=tuple(name.key_id for name in plan.doomed),
             entries=tuple(entries),
+            misdated=plan.misdated,
         )
 
     async def _wait_until_signed(self, index: int) -> None:
@@ -260,62 +261,193 @@ class Retention:
                     await asyncio.sleep(POLL_SECONDS)
 
 
-def doomed_keys(
-    keys: PayloadKeys, selection: Selection, key_ids: Collection[str], *, everything: bool
-) -> list[KeyName]:
-    """
-    Return the keys that an erasure has to destroy.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What an erasure covers, decided before its entries are written."""
 
-    These are the keys that wrap erased content (`key_ids`).  With everything of a tenant, all of its keys.
-    With everything before a time, all keys created before it, including those of files; keys of commitments
+    named: Found
+    """Named requests; of an erasure by time or of everything, those that no entry names yet."""
+    covered: Found
+    """Payloads within the bounds."""
+    selections: tuple[Selection, ...]
+    """All of it."""
+    bounds: Mapping[str, JSON | None]
+    """Fields of the entry; empty if only requests are named."""
+    doomed: tuple[KeyName, ...]
+    misdated: int
+
+    @property
+    def payloads(self) -> int:
+        return self.named.payloads + self.covered.payloads
+
+
+def make_plan(store: SqlPayloadStore, keys: PayloadKeys, wanted: Erasure, now_ms: int) -> Plan:
+    """
+    Decide what an erasure covers.
+
+    Everything is everything that the log names before the entry, whatever the clocks said.  By time, content
+    is covered that is old by its id and was recorded before the log had reached that time: a clock that was
+    behind makes no new content old.  Payloads that no entry names yet are named in the entry: nothing of
+    them stays, and if their request is recorded later, its missing content is explained.
+    """
+    mine = keys.names(wanted.tenant)
+    by_name = Selection(tenant=wanted.tenant, requests=wanted.requests)
+    if wanted.requests:
+        named = store.find(by_name)
+        return Plan(
+            named=named,
+            covered=NOTHING,
+            selections=(by_name,),
+            bounds={},
+            doomed=doomed_keys(mine, before_ms=0, key_ids=named.key_ids),
+            misdated=0,
+        )
+    # The size first: what is recorded after it was in flight when the erasure began.
+    size, before_ms, before_index, misdated = store.size(), wanted.before_ms, None, 0
+    fields: dict[str, JSON | None] = {"before": format_time(now_ms), "everything": True}
+    if before_ms is not None:
+        before_ms = min(now_ms, before_ms)
+        reached = store.reached(before_ms + CLOCK_TOLERANCE_MS, now_ms + CLOCK_TOLERANCE_MS)
+        before_index = size if reached is None else min(size, reached)
+        fields = {"before": format_time(before_ms), "before_index": before_index}
+    bounds = Selection(tenant=wanted.tenant, before_ms=before_ms, before_index=before_index, entry_index=size)
+    covered = store.find(bounds)
+    unlogged = store.unlogged(wanted.tenant, before_ms)
+    by_name = Selection(tenant=wanted.tenant, requests=unlogged)
+    named = store.find(by_name) if unlogged else NOTHING
+    doomed = tuple(mine)
+    if before_ms is not None and before_index is not None:
+        early = store.find(Selection(tenant=wanted.tenant, before_ms=before_ms)).payloads
+        ahead = store.misdated(now_ms + CLOCK_TOLERANCE_MS).get(wanted.tenant, 0)
+        misdated = max(0, early - covered.payloads - named.payloads) + ahead
+        doomed = doomed_keys(
+            mine,
+            before_ms=before_ms,
+            key_ids={*covered.key_ids, *named.key_ids},
+            created_since=partial(store.created_since, before_index),
+        )
+    return Plan(
+        named=named,
+        covered=covered,
+        selections=(bounds, by_name) if unlogged else (bounds,),
+        bounds=fields if covered.payloads or unlogged or doomed else {},
+        doomed=doomed,
+        misdated=misdated,
+    )
+
+
+def doomed_keys(
+    names: Sequence[KeyName],
+    *,
+    before_ms: int,
+    key_ids: Collection[str],
+    created_since: Callable[[], Collection[str]] = frozenset,
+) -> tuple[KeyName, ...]:
+    """
+    Return the keys of a tenant that an erasure by name or by time has to destroy.
+
+    These are the keys that wrap erased content (`key_ids`) and all keys created before a time, including
+    those of files, except of those that the log recorded too late (`created_since`); keys of commitments
     only if they were replaced before it.
     """
-    mine = keys.names(selection.tenant)
-    if everything:
-        return mine
-    before_ms = 0 if selection.requests else selection.before_ms
-    doomed = [
-        name
-        for name in mine
-        if (name.purpose is Purpose.WRAPPING and (name.key_id in key_ids or name.made_ms < before_ms))
-        or (name.purpose is Purpose.FILE and name.made_ms < before_ms)
-    ]
-    if not selection.requests:
-        commitments = [name for name in mine if name.purpose is Purpose.COMMITMENT]
-        doomed += [
-            name for name, successor in pairwise(commitments) if successor.made_ms <= selection.before_ms
-        ]
-    return doomed
+    commitments = [name for name in names if name.purpose is Purpose.COMMITMENT]
+    files = [name for name in names if name.purpose is Purpose.FILE and name.made_ms < before_ms]
+    young = created_since() if files else ()
+    return (
+        *(
+            name
+            for name in names
+            if name.purpose is Purpose.WRAPPING and (name.key_id in key_ids or name.made_ms < before_ms)
+        ),
+        *(name for name in files if name.key_id.rpartition(".")[2] not in young),
+        *(name for name, successor in pairwise(commitments) if successor.made_ms <= before_ms),
+    )
 
 
-def finish_erasures(store: SqlPayloadStore, keys: PayloadKeys) -> None:
-    """Complete every erasure in the log, except for tenants under a hold now."""
-    held, erased = store.holds(), 0
-    for _, entry in store.entries(EntryType.ERASURE):
-        if entry["tenant"] in held:
-            continue
-        selection = Selection(
-            tenant=entry["tenant"],
-            requests=tuple(entry.get("requests", ())),
-            before_ms=parse_moment(entry["before"], "before") if "before" in entry else 0,
-        )
-        named = entry.get("keys", ())
-        doomed = {name for name in keys.names(entry["tenant"]) if name.key_id in named}
-        doomed |= set(doomed_keys(keys, selection, named, everything=False))
-        for name in doomed:
-            keys.retire(name)
-        erased += store.delete(selection) + len(doomed)
-    destroy_retired(store, keys)
-    if erased:
+def finish_erasures(
+    store: SqlPayloadStore,
+    keys: PayloadKeys,
+    *,
+    tenant: str | None = None,
+    doomed: Collection[KeyName] = (),
+) -> None:
+    """
+    Carry out every erasure in the log, of one tenant or of all, except for tenants under a hold now.
+
+    A key is retired only after the entry of its erasure, and what entries cover is deleted before a retired
+    key's other rows are rewrapped, by every gateway: so nothing that was erased gets a new key.
+    """
+    # Before the entries are read: another gateway may retire further keys meanwhile.
+    retired = {name for name in keys.names(tenant) if name.is_retired}
+    held, changed = store.holds(), len(retired)
+    erasures: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for index, entry in store.entries(EntryType.ERASURE):
+        if entry["tenant"] not in held and tenant in {None, entry["tenant"]}:
+            erasures.setdefault(entry["tenant"], []).append((index, entry))
+    for name, entries in erasures.items():
+        mine = keys.names(name)
+        listed = {key_id for _, entry in entries for key_id in entry.get("keys", ())}
+        wanted = {key for key in mine if key.key_id in listed or key in doomed}
+        selections = list(_selections(name, entries))
+        for selection, before_ms, index in selections:
+            wanted |= set(
+                doomed_keys(
+                    mine,
+                    before_ms=before_ms,
+                    key_ids=store.find(selection).key_ids,
+                    created_since=partial(store.created_since, index),
+                )
+            )
+        retired |= {keys.retire(key) for key in wanted}
+        # A crash before this line, or any below: the next start completes it.
+        changed += len(wanted) + sum(store.delete(selection) for selection, *_ in selections)
+    destroy_retired(store, keys, retired)
+    if changed:
         store.scrub()
 
 
-def destroy_retired(store: SqlPayloadStore, keys: PayloadKeys) -> None:
+def _selections(
+    tenant: str, entries: Sequence[tuple[int, Mapping[str, Any]]]
+) -> Iterator[tuple[Selection, int, int]]:
+    """Yield what a tenant's `erasure` entries cover, with the time and the index that its keys are before."""
+    named = {request for _, entry in entries for request in entry.get("requests", ())}
+    if named:
+        yield Selection(tenant=tenant, requests=tuple(sorted(named))), 0, 0
+    bounds: list[tuple[Selection, int, int]] = []
+    for index, entry in entries:
+        if "requests" in entry or "before" not in entry:
+            continue
+        before_ms = parse_moment(entry["before"], "before")
+        selection = Selection(
+            tenant=tenant,
+            before_ms=None if entry.get("everything") else before_ms,
+            before_index=entry.get("before_index"),
+            # Entries of 0.1.0 name no request that no entry named yet: these go by their ids' time alone.
+            entry_index=index if {"everything", "before_index"} & entry.keys() else None,
+        )
+        # Usually the newest covers all that older ones cover.
+        bounds = [old for old in bounds if not _covers(selection, old[0])]
+        bounds.append((selection, before_ms, entry.get("before_index", index)))
+    yield from bounds
+
+
+def _covers(new: Selection, old: Selection) -> bool:
+    """Whether a later erasure covers all that an earlier one covers."""
+    return all(
+        ours is None or (theirs is not None and theirs <= ours)
+        for ours, theirs in (
+            (new.before_ms, old.before_ms),
+            (new.before_index, old.before_index),
+            (new.entry_index, old.entry_index),
+        )
+    )
+
+
+def destroy_retired(store: SqlPayloadStore, keys: PayloadKeys, retired: Iterable[KeyName]) -> None:
     """Rewrap what retired keys still wrap, then destroy them; after an AuditError a retry is safe."""
-    for name in keys.names():
-        if name.is_retired:
-            _rewrap_all(store, keys, name)
-            keys.destroy(name)
+    for name in sorted(retired, key=lambda name: name.file):
+        _rewrap_all(store, keys, name)
+        keys.destroy(name)
 
 
 def _rewrap_all(store: SqlPayloadStore, keys: PayloadKeys, name: KeyName) -> None:
@@ -331,28 +463,27 @@ def _rewrap_all(store: SqlPayloadStore, keys: PayloadKeys, name: KeyName) -> Non
         )
 
 
-def _entries(
-    selection: Selection, wanted: Erasure, found: Found, doomed: Sequence[KeyName], actor: str
-) -> list[dict[str, JSON | None]]:
-    """Fields of the `erasure` entries: one, or several for many named requests."""
+def _entries(wanted: Erasure, plan: Plan, actor: str) -> list[dict[str, JSON | None]]:
+    """Fields of the `erasure` entries: several if many requests are named."""
     about: dict[str, JSON | None] = {
         "tenant": wanted.tenant,
         "legal_basis": wanted.basis,
         "actor": actor,
         "approved_by": wanted.approved_by,
     }
-    key_ids = tuple(name.key_id for name in doomed)
-    if not wanted.requests:
-        about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS else None
-        return [{**about, "payloads": found.payloads, "before": format_time(selection.before_ms)}]
-    about["keys"] = key_ids if 0 < len(key_ids) <= NAMED_KEYS_WITH_REQUESTS else None
+    most = NAMED_KEYS if plan.bounds else NAMED_KEYS_WITH_REQUESTS
+    key_ids = tuple(name.key_id for name in plan.doomed)
+    keys = {"keys": key_ids if 0 < len(key_ids) <= most else None}
     entries: list[dict[str, JSON | None]] = []
-    left = found.payloads
-    for start in range(0, len(found.requests), NAMED_PER_ENTRY):
-        named = found.requests[start : start + NAMED_PER_ENTRY]
+    left, names = plan.named.payloads, plan.named.requests
+    for start in range(0, len(names), NAMED_PER_ENTRY):
+        named = names[start : start + NAMED_PER_ENTRY]
         # The last of several entries has the rest of the count, so that the sum is right.
-        last = start + NAMED_PER_ENTRY >= len(found.requests)
+        last = start + NAMED_PER_ENTRY >= len(names)
         count = left if last else min(left, len(named))
         left -= count
-        entries.append({**about, "payloads": count, "requests": named})
+        entries.append({**about, "payloads": count, "requests": named, **({} if plan.bounds else keys)})
+    # After the names: an entry of all that is covered must not be there without them.
+    if plan.bounds:
+        entries.append({**about, "payloads": plan.covered.payloads, **plan.bounds, **keys})
     return entries

@@ -223,9 +223,10 @@ class TenantFiles:
             async with self._turn:
                 await self._remove(stored, Deleted.DELETED, key_id=caller.key.key_id)
 
-    async def erase(self, tenant: str, before_ms: int) -> int:
-        """Remove a tenant's files and ended batches from before a time; return the number of files."""
-        count = await self._run(self._store.erase_files, tenant, -(-before_ms // 1000))
+    async def erase(self, tenant: str, before_ms: int | None) -> int:
+        """Remove a tenant's files and ended batches, all or from before a time; return how many files."""
+        before_s = None if before_ms is None else -(-before_ms // 1000)
+        count = await self._run(self._store.erase_files, tenant, before_s)
         await self._remove_hidden()
         return count
 

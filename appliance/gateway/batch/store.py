@@ -117,19 +117,24 @@ class SqlBatchStore(SqlStore):
         """Even if an open batch reads it."""
         self._hide(why, _FILE.id == file_id)
 
-    def erase_files(self, tenant: str, before_s: int) -> int:
-        """Hide all files of a tenant from before a time, even if read, and delete its ended batches."""
-        hidden = (
-            update(batch_files)
-            .where(_FILE.tenant == tenant, _FILE.created_at < before_s, _FILE.deleted.is_(None))
-            .values(deleted=str(Deleted.ERASED))
-        )
-        forget = delete(batches).where(
-            _BATCH.tenant == tenant, _BATCH.created_at < before_s, _BATCH.status.in_(ENDED)
-        )
+    def erase_files(self, tenant: str, before_s: int | None) -> int:
+        """
+        Hide all files of a tenant, even if read, and delete its ended batches.
+
+        With a time, those created before it; without, all of them, whatever the clocks said.  Batches that
+        have not ended lose what the client said of them, and end without their input.
+        """
+        hidden = update(batch_files).where(_FILE.tenant == tenant, _FILE.deleted.is_(None))
+        forget = delete(batches).where(_BATCH.tenant == tenant, _BATCH.status.in_(ENDED))
+        blank = update(batches).where(_BATCH.tenant == tenant).values(metadata="{}")
+        if before_s is not None:
+            hidden = hidden.where(_FILE.created_at < before_s)
+            forget = forget.where(_BATCH.created_at < before_s)
+            blank = blank.where(_BATCH.created_at < before_s)
         with self._writing() as connection:
             connection.execute(forget)
-            return connection.execute(hidden).rowcount
+            connection.execute(blank)
+            return connection.execute(hidden.values(deleted=str(Deleted.ERASED))).rowcount
 
     def hidden_files(self, gateway: str) -> list[tuple[StoredFile, Deleted]]:
         """The gateway's hidden files, and why they are hidden."""

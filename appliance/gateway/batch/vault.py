@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from appliance.audit.content.payload_keys import DIRECTORY_MODE, KeyName, PayloadKeys, Purpose
+from appliance.audit.content.payloads import ULID_CHARACTERS
 from appliance.audit.entry import new_entry_id
 from appliance.errors import AuditKeyError, ConfigurationError, StorageUnavailableError
 from appliance.gateway.batch.batch import FILE_PREFIX, Batch, StoredFile
@@ -32,7 +33,7 @@ from appliance.gateway.batch.journal import ResultJournal
 from appliance.gateway.batch.pieces import PIECE_BYTES, Pieces, PlainPieces, SealedPieces
 from appliance.infra.files import OWNER_ONLY, sync_directory, sync_file
 
-ULID_CHARACTERS, ULID_RANDOM_BYTES = 26, 10
+ULID_RANDOM_BYTES = 10
 DRAFT = f".{FILE_PREFIX}"  # prefix of the name of a file without a row
 
 

@@ -158,6 +158,101 @@ def test_a_payload_that_was_to_be_erased_and_is_still_here_is_a_problem(export):
     assert "says that the payload of entry 0 was erased" in export.result().problems[0]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"before": format_time(NOW_MS + 1)},
+        {"before": format_time(NOW_MS + 1), "before_index": 1},
+        {"before": format_time(1), "everything": True},
+    ],
+    ids=["as version 0.1.0 writes it", "before a time", "everything"],
+)
+@pytest.mark.parametrize("part", [Part.REQUEST, Part.RESPONSE])
+def test_a_payload_that_an_erasure_by_time_covers_and_is_still_here_is_a_problem(export, more, part):
+    """The tenant's own, recorded before the entry; another tenant's is no problem."""
+    export.keep(R1)
+    if part is Part.RESPONSE:
+        export.keep(R1, Part.RESPONSE)
+        export.file(R1).unlink()
+    export.keep(R2, tenant="other")
+    export.erase(**more)
+    named = export.count - 3
+    erasure = export.count - 1
+    assert export.result().problems == [f"entry {erasure} says that the payload of entry {named} was erased"]
+
+
+@pytest.mark.parametrize("more", [{"before_index": 99}, {"everything": True}, {}])
+def test_content_kept_after_an_erasure_is_no_problem(export, more):
+    """A later request with an earlier id, and the answer to a request whose body was erased."""
+    export.keep(R1)
+    export.erase(before=format_time(NOW_MS + 20_000), **more)
+    export.file(R1).unlink()
+    export.keep(R1, Part.RESPONSE)
+    export.keep(R2)
+    report = export.result()
+    assert report.problems == []
+    assert (report.payloads.checked, report.payloads.erased) == (2, 1)
+
+
+def test_answer_kept_after_the_erasure_of_its_request_by_name_is_no_problem(export):
+    export.keep(R1)
+    export.erase(requests=(R1,))
+    export.file(R1).unlink()
+    export.keep(R1, Part.RESPONSE)
+    assert export.result().problems == []
+
+
+@pytest.mark.parametrize("more", [{"before_index": 1}, {"everything": True}])
+def test_an_erasure_explains_no_later_loss(export, more):
+    """Whatever the ids of the requests say."""
+    export.keep(R1)
+    export.erase(before=format_time(NOW_MS + 20_000), **more)
+    export.keep(R2)
+    for request in (R1, R2):
+        export.file(request).unlink()
+    assert export.result().problems == ["the payload that entry 2 names is missing"]
+
+
+def test_erasure_of_everything_explains_content_of_a_clock_that_was_ahead(export):
+    """No time in an id limits it."""
+    ahead = first_id(NOW_MS + 10**10)
+    export.keep(ahead)
+    export.erase(before=format_time(NOW_MS + 60_000), everything=True)
+    export.file(ahead).unlink()
+    assert export.result().problems == []
+
+
+def test_request_that_the_log_recorded_too_late_is_not_covered_by_a_time(export):
+    """Its clock was behind: by its id alone it would have been erased early."""
+    export.keep(R2)
+    export.keep(R1)
+    export.erase(before=format_time(NOW_MS + 1), before_index=1)
+    assert export.result().problems == []
+    export.file(R1).unlink()
+    assert export.result().problems == ["the payload that entry 1 names is missing"]
+
+
+def test_a_wider_erasure_does_not_hide_what_a_narrower_one_says(export):
+    """Of several, each is followed: one of everything, then one by time."""
+    export.keep(R1)
+    export.keep(R2)
+    export.erase(before=format_time(1), everything=True)
+    export.erase(before=format_time(NOW_MS + 1), before_index=1)
+    export.file(R1).unlink()
+    assert export.result().problems == ["entry 2 says that the payload of entry 1 was erased"]
+
+
+def test_content_with_ids_after_the_newest_entry_is_reported(export):
+    """An erasure by time would leave it for too long."""
+    export.keep(R1)
+    assert "WARNING" not in verify.render(export.result())
+    export.keep(first_id(NOW_MS + 10**7))
+    report = export.result()
+    assert "1 have ids of a time after the newest entry" in verify.render(report)
+    assert json.loads(verify.render_json(report))["payloads"]["ahead"] == 1
+    assert report.problems == []
+
+
 def test_an_altered_payload_is_a_problem(export):
     """At any byte."""
     export.keep(R1)

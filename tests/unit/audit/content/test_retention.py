@@ -25,6 +25,7 @@ from appliance.audit.content.retention import (
     Erasure,
     Retention,
     destroy_retired,
+    finish_erasures,
     parse_moment,
 )
 from appliance.audit.content.sealing import Part, unwrap
@@ -48,15 +49,16 @@ class EntryLog:
 
     def __init__(self, url):
         self.url = url
-        self.entries = []
+        self.erasures = []
         self.refuses = False
 
-    async def append(self, entry_type, /, **fields):
+    async def append(self, entry_type, /, request_id=None, **fields):
         if self.refuses:
             message = "the disk is full"
             raise AuditUnavailableError(message)
         given = {name: value for name, value in fields.items() if value is not None}
-        self.entries.append((entry_type, given))
+        if entry_type is EntryType.ERASURE:
+            self.erasures.append(given)
         with closing(SqlAuditStore(self.url)) as store:
             index = store.head().size
             leaf = encode(
@@ -65,13 +67,17 @@ class EntryLog:
                     id=new_entry_id(index, bytes(10)),
                     type=entry_type,
                     time=format_time(1),
-                    fields=given,
+                    fields=given if request_id is None else {**given, "request_id": request_id},
                 )
             )
             tree = CompactRange(index, store.head().subtrees)
             tree.append(hash_leaf(leaf))
             entry = Leaf(
-                index=index, leaf=leaf, leaf_hash=hash_leaf(leaf), type=str(entry_type), request_id=None
+                index=index,
+                leaf=leaf,
+                leaf_hash=hash_leaf(leaf),
+                type=str(entry_type),
+                request_id=request_id,
             )
             store.append([entry], expected=store.head(), new=Head.of(tree))
         return Receipt(index=index, entry_id="x")
@@ -89,17 +95,31 @@ class Kept:
         """Keep one body under a new request id."""
         self.clock.advance(0.01)
         request_id = new_entry_id(int(self.clock() * 1000), RANDOM.randbytes(10))
-        await self.keeper.keep(
+        said = await self.store_part(request_id, Part.REQUEST, tenant, content, policy)
+        await self.record(request_id, tenant, policy, said)
+        return request_id
+
+    async def record(self, request_id, tenant="acme", policy=ContentPolicy.ENCRYPTED, said=None):
+        """Write the intent, as the gateway does once the body is stored."""
+        await self.log.append(
+            EntryType.REQUEST_INTENT,
+            request_id=request_id, tenant=tenant, key_id="k", route="/v1/completions", model="m",
+            stream=False, client="loopback", body_bytes=1, content_mode=str(policy), **(said or {}),
+        )  # fmt: skip
+
+    async def store_part(
+        self, request_id, part, tenant="acme", content=b"said", policy=ContentPolicy.ENCRYPTED
+    ):
+        return await self.keeper.keep(
             Content(
                 tenant=tenant,
                 policy=policy,
                 request_id=request_id,
-                part=Part.REQUEST,
+                part=part,
                 pieces=[content],
                 size=len(content),
             )
         )
-        return request_id
 
     async def erase(self, *requests, tenant="acme", before_ms=None):
         wanted = Erasure(
@@ -180,9 +200,161 @@ async def test_an_erasure_reaches_no_further_than_now(kept):
     """The entry says so too: it must not explain what goes missing later."""
     await kept.keep()
     await kept.erase(before_ms=2**47)
-    ((_, fields),) = kept.log.entries
+    (fields,) = kept.log.erasures
     assert fields["before"] <= format_time(int(kept.clock() * 1000) + 1)
     assert kept.opens(await kept.keep())
+
+
+async def test_everything_is_erased_whatever_the_clock_said(kept, clock, tmp_path):
+    """Also what was kept while it was an hour ahead; no key that wrapped any of it is left."""
+    behind = [await kept.keep(), await kept.keep()]
+    clock.advance(3600)
+    ahead = [await kept.keep(), await kept.keep()]
+    clock.advance(-3600)
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as live:
+        live.execute("VACUUM INTO ?", (str(tmp_path / "copy.db"),))
+    erased = await kept.erase()
+    assert erased.payloads == 4
+    assert not any(kept.opens(request) for request in (*behind, *ahead))
+    assert kept.keys.names("acme") == []
+    assert list(kept.store.all()) == []
+    with closing(SqlPayloadStore(f"sqlite:///{tmp_path / 'copy.db'}")) as copy:
+        for request in (*behind, *ahead):
+            assert kept.keys.find(copy.get(request, Part.REQUEST).key_id, Purpose.WRAPPING) is None
+    (fields,) = kept.log.erasures
+    assert (fields["everything"], fields["payloads"]) == (True, 4)
+
+
+async def test_content_kept_after_an_erasure_stays_whatever_the_clock_says(tmp_path, clock):
+    """A clock that goes back does not make new content old, not even for the next start."""
+    async with open_kept(tmp_path, clock) as kept:
+        old = await kept.keep()
+        await kept.erase()
+        clock.advance(-3600)
+        new = await kept.keep()
+    async with open_kept(tmp_path, clock) as kept:
+        await kept.retention.resume()
+        assert not kept.opens(old)
+        assert kept.opens(new)
+
+
+@pytest.mark.parametrize("stored", ["before the plan", "before the entry", "after the entry"])
+async def test_content_of_requests_in_flight_is_erased_and_named_or_gets_a_later_key(kept, clock, stored):
+    """Another gateway stores content and writes its intent at any moment of an erasure of everything."""
+    await kept.keep()
+    request_id = new_entry_id(int(clock() * 1000), bytes(10))
+    append, keys_before = kept.log.append, kept.keys.names()
+
+    async def append_meanwhile(entry_type, /, **fields):
+        if stored == "before the entry" and entry_type is EntryType.ERASURE:
+            await kept.store_part(request_id, Part.REQUEST)
+            await kept.record(request_id)
+        receipt = await append(entry_type, **fields)
+        if stored == "after the entry" and entry_type is EntryType.ERASURE:
+            await kept.store_part(request_id, Part.REQUEST)
+            kept.log.append = append
+            await kept.record(request_id)
+        return receipt
+
+    if stored == "before the plan":
+        await kept.store_part(request_id, Part.REQUEST)
+    kept.log.append = append_meanwhile
+    await kept.erase()
+    kept.log.append = append
+    if stored == "before the plan":
+        await kept.record(request_id)
+    assert kept.opens(request_id) is (stored == "after the entry")
+    assert all(name not in kept.keys.names() for name in keys_before)
+    named = [fields["requests"] for fields in kept.log.erasures if "requests" in fields]
+    assert named == ([(request_id,)] if stored == "before the plan" else [])
+
+
+async def test_an_answer_stored_after_an_erasure_of_everything_stays(kept):
+    """Its request ran meanwhile: the body is gone, and the answer is content of after."""
+    request_id = await kept.keep()
+    await kept.erase()
+    await kept.store_part(request_id, Part.RESPONSE)
+    await kept.log.append(
+        EntryType.REQUEST_OUTCOME,
+        request_id=request_id, tenant="acme", key_id="k", route="r", model="m", outcome="completed",
+        status=200, duration_ms=1,
+    )  # fmt: skip
+    await kept.retention.resume()
+    assert kept.store.get(request_id, Part.REQUEST) is None
+    assert kept.store.get(request_id, Part.RESPONSE) is not None
+
+
+async def test_no_covered_row_ever_gets_another_key(kept, tmp_path, clock, monkeypatch):
+    """Not even if another gateway erases, and destroys keys, at the same time."""
+    requests = [await kept.keep() for _ in range(3)]
+    rewrapped, delete = [], SqlPayloadStore.delete
+    rewrap = SqlPayloadStore.rewrap
+    keys = PayloadKeys(
+        tmp_path / "keys", master_key=None, key_days=7, clock=clock, random_bytes=RANDOM.randbytes
+    )
+
+    def rewrap_seen(store, rows, key_id):
+        rewrapped.extend(request for request, *_ in rows)
+        rewrap(store, rows, key_id)
+
+    def delete_meanwhile(store, selection):
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlPayloadStore, "delete", delete)
+            finish_erasures(store, keys, tenant="acme")
+        return delete(store, selection)
+
+    monkeypatch.setattr(SqlPayloadStore, "rewrap", rewrap_seen)
+    monkeypatch.setattr(SqlPayloadStore, "delete", delete_meanwhile)
+    assert (await kept.erase()).payloads == 3
+    assert rewrapped == []
+    assert not any(kept.opens(request) for request in requests)
+
+
+async def test_an_erasure_that_leaves_a_row_fails(kept, monkeypatch):
+    """It says so instead of reporting success; asking again completes it."""
+    request = await kept.keep()
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlPayloadStore, "delete", lambda _store, _selection: 0)
+        with pytest.raises(AuditUnavailableError, match="1 payloads of acme are left"):
+            await kept.erase()
+    assert kept.store.get(request, Part.REQUEST) is not None
+    await kept.erase()
+    assert kept.store.get(request, Part.REQUEST) is None
+
+
+async def test_pruning_goes_by_the_log_where_a_clock_was_behind(kept, clock):
+    """Content dated too early stays, is reported, and goes when its time has come by the log's order."""
+    old = await kept.keep()
+    clock.advance(30 * 86400)
+    await kept.keep("other")
+    clock.advance(-300 * 86400)
+    misdated = await kept.keep()
+    clock.advance(300 * 86400)
+    recent = await kept.keep()
+    (pruned,) = await kept.retention.prune(int((clock() - 86400) * 1000), actor="admin")
+    assert (pruned.tenant, pruned.payloads, pruned.misdated) == ("acme", 1, 1)
+    assert [kept.opens(request) for request in (old, misdated, recent)] == [False, True, True]
+    await kept.retention.resume()
+    assert kept.opens(misdated)
+    clock.advance(2 * 86400)
+    await kept.keep("other")
+    pruned = await kept.retention.prune(int((clock() - 86400) * 1000), actor="admin")
+    assert [(each.tenant, each.payloads, each.misdated) for each in pruned] == [
+        ("acme", 2, 0),
+        ("other", 1, 0),
+    ]
+    assert not any(kept.opens(request) for request in (old, misdated, recent))
+
+
+async def test_pruning_reports_content_dated_in_the_future(kept, clock):
+    """It would stay too long; an erasure by name or of everything takes it."""
+    clock.advance(86400)
+    ahead = await kept.keep()
+    clock.advance(-86400)
+    assert await kept.retention.misdated() == {"acme": 1}
+    (pruned,) = await kept.retention.prune(int(clock() * 1000), actor="admin")
+    assert (pruned.payloads, pruned.misdated) == (0, 1)
+    assert kept.opens(ahead)
 
 
 async def test_keys_of_which_nothing_is_erased_stay(kept, clock):
@@ -203,8 +375,8 @@ async def test_many_named_requests_make_several_entries_whose_sum_is_right(kept)
     erased = await kept.erase(*requests)
     assert erased.payloads == len(requests)
     assert len(erased.entries) == 2
-    assert sum(fields["payloads"] for _, fields in kept.log.entries) == len(requests)
-    named = [name for _, fields in kept.log.entries for name in fields["requests"]]
+    assert sum(fields["payloads"] for fields in kept.log.erasures) == len(requests)
+    named = [name for fields in kept.log.erasures for name in fields["requests"]]
     assert sorted(named) == sorted(requests)
 
 
@@ -322,7 +494,7 @@ async def test_the_largest_entry_about_an_erasure_fits_a_leaf(kept, clock, every
     wanted = Erasure(tenant=tenant, requests=named, before_ms=None, basis="\U0001f600" * 200)
     erased = await kept.retention.erase(wanted, actor="k" * 60)
     assert (erased.payloads, len(erased.keys), len(erased.entries)) == (NAMED_PER_ENTRY, count, 1)
-    assert len(kept.log.entries[0][1]["keys"]) == count
+    assert len(kept.log.erasures[0]["keys"]) == count
 
 
 async def test_a_copy_of_the_database_opens_nothing_under_a_destroyed_key(tmp_path, kept):
@@ -396,7 +568,7 @@ async def test_content_sealed_while_another_gateway_destroys_the_key_still_opens
         for name in keys.names():
             keys.retire(name)
         kept.store.delete(Selection(tenant="acme", requests=(first,)))
-        destroy_retired(kept.store, keys)
+        destroy_retired(kept.store, keys, keys.names())
         erased.append(first)
 
     def add_meanwhile(store, payloads):

@@ -1,11 +1,10 @@
-"""Which erasures destroy files' keys: those of all content before a time, not those of single requests."""
+"""Which keys of files an erasure by time destroys."""
 
 import os
 
 import pytest
 
 from appliance.audit.content.payload_keys import PayloadKeys, Purpose
-from appliance.audit.content.payloads import Selection
 from appliance.audit.content.retention import doomed_keys
 from tests.clock import Clock
 
@@ -23,9 +22,10 @@ def made(tmp_path):
     return keys, early.key_id, keys.make("acme", Purpose.FILE).key_id, theirs.key_id
 
 
-def doomed(keys, *, before_ms=0, requests=(), everything=False):
-    selection = Selection(tenant="acme", requests=requests, before_ms=before_ms)
-    return {name.key_id for name in doomed_keys(keys, selection, (), everything=everything)}
+def doomed(keys, *, before_ms=0, created_since=frozenset):
+    names = keys.names("acme")
+    found = doomed_keys(names, before_ms=before_ms, key_ids=(), created_since=created_since)
+    return {name.key_id for name in found}
 
 
 def test_erase_before_a_time_includes_earlier_file_keys(made):
@@ -35,10 +35,11 @@ def test_erase_before_a_time_includes_earlier_file_keys(made):
     assert doomed(keys, before_ms=LATE_MS + 1) == {early, late}
 
 
-def test_erase_all_includes_file_keys_and_named_requests_do_not(made):
+def test_key_of_a_file_that_the_log_recorded_later_stays(made):
+    """Its gateway's clock was behind."""
     keys, early, late, _ = made
-    assert doomed(keys, everything=True) == {early, late}
-    assert doomed(keys, requests=("0" * 26,), before_ms=LATE_MS + 1) == set()
+    young = {early.removeprefix("acme.")}
+    assert doomed(keys, before_ms=LATE_MS + 1, created_since=lambda: young) == {late}
 
 
 def test_every_file_has_its_own_key(made):

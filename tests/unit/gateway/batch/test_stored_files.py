@@ -286,6 +286,15 @@ async def test_erase_removes_files_and_batch_outputs(scene):
     assert scene.sink.of("file.deleted")[0]["file"] == early.file_id
 
 
+async def test_erase_of_everything_removes_files_of_a_clock_that_was_ahead(scene):
+    scene.clock.now += 3600
+    await scene.upload(b"x")
+    scene.clock.now -= 3600
+    theirs = await scene.upload(b"y", "other")
+    assert await scene.files.erase("acme", None) == 1
+    assert scene.on_disk() == {theirs.file_id}
+
+
 async def test_an_encrypted_file_whose_key_was_destroyed_is_swept(tmp_path):
     """The next sweep finishes an erasure that crashed between keys and files."""
     scene = Scene(tmp_path, content=ContentPolicy.ENCRYPTED)
