@@ -4,6 +4,7 @@ The `appliance` command: reads settings, and reports deliberate errors as one li
 A command's module is imported when the command is called: importing all of them takes seconds.
 """
 
+import os
 import sys
 from collections import UserDict
 from importlib import import_module
@@ -17,6 +18,7 @@ from typer.main import get_group
 
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.errors import ApplianceError
+from appliance.infra.files import OWNER_ONLY_UMASK
 
 _COMMANDS = {
     "preflight": "appliance.cli.preflight.command",
@@ -80,6 +82,8 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    # Inherited by every child: what the appliance writes, its databases included, only its owner may read.
+    os.umask(OWNER_ONLY_UMASK)
     try:
         cli()
     except ApplianceError as error:

@@ -5,6 +5,7 @@
 site, and use no network except the registry of `load`.
 """
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -32,6 +33,16 @@ KUBERNETES = "1.34.0"
 """Kubernetes version for rendering; Helm's own default may be too old for a chart."""
 
 commands = typer.Typer(help="Bundles for sites without internet.", no_args_is_help=True)
+CARRIED_UMASK = 0o022
+
+
+@commands.callback()
+def let_others_read(context: typer.Context) -> None:
+    if context.invoked_subcommand != "load":
+        # A medium is read on another machine, under another account; a bundle has no secrets.
+        os.umask(CARRIED_UMASK)
+
+
 for _name, _command in LOAD_COMMANDS.items():
     commands.command(name=_name)(_command)
 

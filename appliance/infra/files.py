@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 OWNER_ONLY = 0o600
+OWNER_ONLY_UMASK = 0o077
 
 
 def sync_file(file: IO[bytes] | IO[str]) -> None:

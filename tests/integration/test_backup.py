@@ -37,6 +37,7 @@ def gateway(data: Path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        umask=0o022,
     )
     try:
         deadline = time.monotonic() + SECONDS
@@ -88,6 +89,21 @@ def test_installation_is_restored_completely(places):
         appliance("tenant", "create", "surgery", "--data", data)
     verified = appliance("audit", "verify", "--data", data, "--held", places["EXPORT"] / "checkpoint")
     assert "valid" in verified.stdout
+
+
+def test_only_the_owner_can_read_what_a_gateway_and_the_commands_write(tmp_path):
+    """All of the data directory while a gateway runs, and an export, under a umask of 022."""
+    data, export = tmp_path / "data", tmp_path / "export"
+    words = (["tenant", "create", "radiology"], ["audit", "export", export, "--purpose", "a visit"])
+    with gateway(data):
+        for command in words:
+            process = [sys.executable, "-m", "appliance", *command, "--data", data]
+            subprocess.run(process, check=True, timeout=SECONDS, umask=0o022)
+        modes = {path.relative_to(tmp_path): path.stat().st_mode for path in tmp_path.rglob("*")}
+    assert {"audit.db", "audit.db-wal", "audit.head", "files", "payload-keys"} <= {
+        path.name for path in modes
+    }
+    assert [path for path, mode in modes.items() if mode & 0o077] == []
 
 
 def test_a_backup_older_than_the_kept_checkpoint_is_detected(places, installed):
