@@ -376,7 +376,7 @@ class GatewayRole(GatewayOpener):
         audit = self.settings.audit
         master = audit.payload_master_key_file
         return PayloadKeys(
-            audit.payload_keys_directory or self.installation.payload_keys,
+            self.installation.payload_keys,
             master_key=load_master_key(master) if master else None,
             key_days=audit.payload_rotation_days,
             clock=WALL_CLOCK,

@@ -30,7 +30,7 @@ from appliance.gateway.capture import OpenContent, open_content
 from appliance.gateway.cost.meter import CostMeter
 from appliance.gateway.cost.store import CostStore
 from appliance.gateway.tracing.tracing_setup import open_tracing
-from appliance.infra.data_directory import Installation, load_control_token
+from appliance.infra.data_directory import Installation, keys_travel_with_data, load_control_token
 from appliance.infra.database import Database
 from appliance.infra.lease import SqlLease
 from appliance.infra.logs import Logger
@@ -164,13 +164,15 @@ class GatewayOpener:
             content = await enter(
                 open_content(
                     database=database,
-                    keys_directory=settings.audit.payload_keys_directory or installation.payload_keys,
+                    keys_directory=installation.payload_keys,
                     settings=settings.audit,
                     log=audit.log,
                     clock=WALL_CLOCK,
                     random_bytes=os.urandom,
                 )
             )
+            if keys_travel_with_data(settings):
+                self.logger.warning("payload_keys_with_data", path=str(installation.payload_keys))
             for tenant, count in (await content.retention.misdated()).items():
                 self.logger.warning("content_misdated", tenant=tenant, count=count, detail=MISDATED)
             yield OpenedParts(

@@ -574,6 +574,7 @@ class EntryCheck:
         if entry["id"] in self._ids:
             raise InvalidError("has an id that was used before")
         self._ids.add(entry["id"])
+        report.payloads.last_time = entry["time"]
         see_payload(report, index, entry)
         see_keys(report, index, entry)
         match entry["type"]:
@@ -1106,7 +1107,6 @@ _PARTS = {"request.intent": "request", "request.outcome": "response", "request.a
 def see_payload(report: Report, index: int, entry: dict[str, Any]) -> None:
     """Follow what one entry says about kept content; raises InvalidError."""
     payloads = report.payloads
-    payloads.last_time = entry["time"]
     match entry["type"]:
         case "request.intent" | "request.outcome" | "request.aborted":
             if "payload_digest" in entry:

@@ -278,7 +278,7 @@ def _data_key(settings: Settings, payload: Payload) -> bytes:
 
 
 def _tenant_key(settings: Settings, key_id: str, purpose: Purpose) -> bytes:
-    directory = settings.audit.payload_keys_directory or locate(settings).payload_keys
+    directory = locate(settings).payload_keys
     master = settings.audit.payload_master_key_file
     keys = PayloadKeys(
         directory,

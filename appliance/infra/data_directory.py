@@ -25,6 +25,8 @@ class Installation:
     signing_key: Path
     spool: Path
     """Directory of audit entries that wait for the database."""
+    payload_keys: Path
+    """Directory of the keys to stored content."""
     control_token: Path
     """Secret that control presents to the plugin in a worker, mode 0600."""
     tenants_mac_key: Path
@@ -41,10 +43,6 @@ class Installation:
     def tenants_newest(self) -> Path:
         """The newest tenants and keys accepted here, so that a replay of older ones shows."""
         return self.directory / "tenants.newest"
-
-    @property
-    def payload_keys(self) -> Path:
-        return self.directory / "payload-keys"
 
     @property
     def files(self) -> Path:
@@ -78,6 +76,7 @@ def locate(settings: Settings) -> Installation:
         database_url=settings.audit.database_url or f"sqlite:///{directory / 'audit.db'}",
         signing_key=settings.audit.signing_key_file or directory / "audit.key",
         spool=settings.audit.spool_directory or directory / "spool",
+        payload_keys=(settings.audit.payload_keys_directory or directory / "payload-keys").absolute(),
         control_token=settings.data.control_token_file or directory / "control.token",
         tenants_mac_key=settings.tenants.mac_key_file or directory / "tenants-mac.key",
         drafts=(settings.drafts.directory or directory / "drafts").absolute(),
@@ -95,6 +94,15 @@ def private_paths(settings: Settings, installation: Installation) -> frozenset[P
     )
     own = (installation.directory, installation.signing_key, installation.spool, installation.drafts_key)
     return frozenset({*own, *(path.absolute() for path in elsewhere if path is not None)})
+
+
+def keys_travel_with_data(settings: Settings) -> bool:
+    """Whether a copy of the data directory has unencrypted keys: it opens content that is erased later."""
+    installation = locate(settings)
+    keys = installation.payload_keys
+    if settings.audit.payload_master_key_file or not keys.is_relative_to(installation.directory):
+        return False
+    return keys.is_dir() and any(keys.iterdir())
 
 
 def prepare(

@@ -1,8 +1,9 @@
-"""Permissions of the settings file and of secret files."""
+"""Permissions of the settings file and of secret files; where the keys to stored content are."""
 
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from appliance.audit.signing_keys import is_open_to_others, mldsa_path
-from appliance.cli.preflight.check import Check, Inquiry, Subject, family
+from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family
+from appliance.infra.data_directory import keys_travel_with_data
 
 FILE = Subject("settings.file", "Settings file")
 SECRETS = Subject("settings.secrets", "Secret files")
+PAYLOAD_KEYS = Subject("settings.payload_keys", "Keys to stored content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,18 @@ class SeenFile:
     """Whether this process is not the owner, so that it has access through the group."""
 
 
-@family(FILE, SECRETS)
+@family(FILE, SECRETS, PAYLOAD_KEYS)
 def check_files(inquiry: Inquiry) -> Iterable[Check]:
     """Check the permissions of the settings file and every secret; their content is not judged."""
     yield judge_settings_file(inquiry.settings_file, _mode(inquiry.settings_file))
     yield judge_secrets(inspect_secrets(inquiry))
+    inquiry.require_gateway()
+    with suppress(PermissionError):
+        yield judge_payload_keys(
+            inquiry.installation.payload_keys, travel=keys_travel_with_data(inquiry.settings)
+        )
+        return
+    raise SkippedError("this account may not list them")
 
 
 def judge_settings_file(path: Path | None, mode: int | None) -> Check:
@@ -70,6 +80,16 @@ def judge_secrets(files: tuple[SeenFile, ...]) -> Check:
     if not files:
         return SECRETS.skipped("there are none yet; the first start creates them with mode 0600")
     return SECRETS.ok(f"{len(files)} found, none open to others")
+
+
+def judge_payload_keys(keys: Path, *, travel: bool) -> Check:
+    if not travel:
+        return PAYLOAD_KEYS.ok(f"{keys}: none, encrypted, or apart from the data directory")
+    return PAYLOAD_KEYS.warn(
+        f"{keys} is in the data directory and not encrypted: a backup of all of it opens erased content",
+        "exclude it from backups and set audit.payload_master_key_file, or move it and set "
+        "audit.payload_keys_directory",
+    )
 
 
 def _look(path: Path, *, is_key: bool) -> SeenFile | None:

@@ -207,7 +207,7 @@ def open_vault(
     audit, installation = settings.audit, locate(settings)
     master = audit.payload_master_key_file
     keys = PayloadKeys(
-        audit.payload_keys_directory or installation.payload_keys,
+        installation.payload_keys,
         master_key=load_master_key(master) if master else None,
         key_days=audit.payload_rotation_days,
         clock=clock,

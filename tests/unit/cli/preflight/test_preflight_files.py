@@ -55,6 +55,23 @@ def test_secret_readable_through_the_group_passes(tmp_path):
     assert judge_secrets((replace(given, is_open=True),)).result is CheckResult.FAIL
 
 
+def test_keys_to_stored_content_that_a_backup_of_the_data_would_take_are_reported(tmp_path):
+    """Only if there are any, and not if they are elsewhere or encrypted."""
+    data, apart = tmp_path / "data", tmp_path / "keys"
+
+    def result(**audit):
+        return tuple(check_files(inquiry_in(data, audit=audit)))[2].result
+
+    assert result() is CheckResult.OK
+    for keys in (data / "payload-keys", apart):
+        keys.mkdir(parents=True)
+        assert result(payload_keys_directory=str(keys)) is CheckResult.OK
+        (keys / "acme.1.wrapping").write_text("plain key")
+    assert result() is CheckResult.WARN
+    assert result(payload_keys_directory=str(apart)) is CheckResult.OK
+    assert result(payload_master_key_file=str(tmp_path / "master.key")) is CheckResult.OK
+
+
 def test_secrets_in_the_settings_are_checked(tmp_path):
     """Also the password file in the database's URL."""
     (tmp_path / "password").write_text("secret")
