@@ -170,6 +170,14 @@ HKDF-SHA256 without salt derives two keys of 32 bytes, by the info `appliance pa
 the commitment, HMAC-SHA256(place ‖ 0x00 ‖ content). The digest is SHA-256(nonce ‖ ciphertext). With
 `content_mode` `digest`, the commitment is made with a key of the tenant.
 
+An `erasure` with `requests` covers the content of those requests. With `everything` it covers all content of
+the tenant that entries before it name. With `before` and `before_index` it covers the content, named by
+entries before it, of requests whose id has an earlier time than `before` and whose intent has a smaller index
+than `before_index`. With `before` alone, as version 0.1.0 wrote it, the times in ids decide. Content that is
+covered may be missing, and is a problem if it is present; content that entries after the erasure name is not
+covered, whatever clocks said. Verifiers of 0.1.0 go by `before` in all cases: they accept an erasure unless a
+clock was wrong, and then report content as missing.
+
 ## Verifying
 
     python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--json]
