@@ -26,10 +26,12 @@ WRITERS, ERASURES, BETWEEN = 4, 3, 5
 
 
 async def test_everything_is_erased_while_other_gateways_write(url, tmp_path):
-    """Each payload is erased, or opens with a key made after the erasure that precedes it in the log."""
+    """What was recorded before is gone; all else opens, with a key that was made after the erasure."""
     prepare(tmp_path)
     settings = settings_for(tmp_path, url, checkpoint_entries=1)
-    installation, ended, destroyed = locate(settings), 0, set()
+    installation, destroyed = locate(settings), set()
+    ended: list[str] = []
+    gone: list[str] = []
     store = SqlAuditStore(url)
     async with AsyncExitStack() as stack:
         log = await stack.enter_async_context(open_log(settings, store))
@@ -48,10 +50,9 @@ async def test_everything_is_erased_while_other_gateways_write(url, tmp_path):
         ]
 
         async def write(gateway):
-            nonlocal ended
             while True:
                 # Some ids of a clock that is an hour ahead.
-                now_ms = int(CLOCK() * 1000) + ended % 2 * 3_600_000
+                now_ms = int(CLOCK() * 1000) + len(ended) % 2 * 3_600_000
                 request_id = new_entry_id(now_ms, os.urandom(10))
                 capture = gateway.captures.begin(ARCHIVE, request_id)
                 kept = await capture.keep_request("asked")
@@ -60,14 +61,15 @@ async def test_everything_is_erased_while_other_gateways_write(url, tmp_path):
                 capture.observe(b"said")
                 said = await capture.keep_answer()
                 await log.sink.append(EntryType.REQUEST_OUTCOME, **outcome(request_id), **said)
-                ended += 1
+                ended.append(request_id)
 
         writers = [asyncio.create_task(write(gateways[number % 2])) for number in range(WRITERS)]
         for number in range(ERASURES):
-            enough = ended + BETWEEN
-            while ended < enough:
+            enough = len(ended) + BETWEEN
+            while len(ended) < enough:
                 assert not any(writer.done() for writer in writers)
                 await asyncio.sleep(0.01)
+            gone[:] = ended
             erased = await gateways[number % 2].retention.erase(EVERYTHING, actor="admin")
             assert erased.payloads
             destroyed |= set(erased.keys)
@@ -83,6 +85,7 @@ async def test_everything_is_erased_while_other_gateways_write(url, tmp_path):
         export_log(store, export, vkey=vkey)
         export_payloads(payloads, export)
         for payload in payloads.all():
+            assert payload.request_id not in gone
             name = keys.find(payload.key_id, Purpose.WRAPPING)
             assert name.key_id not in destroyed
             assert unwrap(payload.sealed.wrapped_key, keys.read(name).key)
