@@ -1,6 +1,7 @@
 """`appliance bundle`, from the creation of a key to the entry in the audit log; each refusal is one line."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -121,6 +122,19 @@ def test_two_builds_by_the_command_are_the_same(place):
     )
     assert result.exception is None, result.output
     assert all_files(place / "again") == all_files(place / "1.0.0")
+
+
+def test_other_accounts_can_read_what_is_carried_whatever_the_umask(place):
+    """Another account loads it at the site."""
+    before = os.umask(0o077)
+    try:
+        run("split", place / "1.0.0", place / "carrier", "--part-bytes", 8000)
+        run("diff", place / "1.0.0", place / "1.1.0", place / "difference")
+    finally:
+        os.umask(before)
+    made = [*(place / "carrier").rglob("*"), *(place / "difference").rglob("*")]
+    assert made
+    assert [path for path in made if not path.stat().st_mode & 0o004] == []
 
 
 def test_interrupted_load_reports_that_it_resumes(place):
