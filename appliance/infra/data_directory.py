@@ -88,7 +88,7 @@ def private_paths(settings: Settings, installation: Installation) -> frozenset[P
     """What a worker must not open: the data of a gateway, and its secrets wherever they are."""
     audit, tls = settings.audit, settings.tls
     elsewhere = (
-        *(audit.payload_keys_directory, audit.payload_master_key_file, settings.batch.directory),
+        *(installation.payload_keys, audit.payload_master_key_file, settings.batch.directory),
         *(tls.key_file, tls.key_password_file, tls.command_key_file),
         *(settings.tenants.file, settings.tenants.mac_key_file),
     )

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-OWNER_ONLY = 0o600
+OWNER_ONLY, FOR_ALL = 0o600, 0o644
 OWNER_ONLY_UMASK = 0o077
 
 
@@ -50,11 +50,15 @@ def create_private(path: Path, content: bytes) -> None:
 def write_atomically(path: Path, content: bytes, *, temporary: Path | None = None, mode: int = 0o666) -> None:
     """
     Replace a file, durably; `temporary`, in the same directory, is written first and removed on failure.
+
+    With `FOR_ALL`, others can read it whatever the umask.
     """
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
+            if mode == FOR_ALL:
+                os.fchmod(descriptor, mode)
             file.write(content)
             sync_file(file)
         temporary.replace(path)

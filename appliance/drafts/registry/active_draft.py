@@ -13,7 +13,9 @@ from typing import Any
 from appliance.drafts.registry.revision import is_digest
 from appliance.errors import BundleStorageError, DraftStorageError
 from appliance.infra.canonical_json import canonical
+from appliance.infra.files import FOR_ALL
 from appliance.sovereignty.bundle.copying import write_durably
+from appliance.sovereignty.bundle.placing import PASSABLE
 
 ACTIVE_DRAFTS = "standing"
 FORMAT = 1
@@ -54,11 +56,17 @@ def read_active_draft(directory: Path, target: str) -> ActiveDraft:
 
 
 def write_active_draft(directory: Path, active: ActiveDraft) -> None:
-    """Write atomically and durably; after DraftStorageError the previous one remains."""
+    """
+    Write atomically and durably, for workers under other accounts, whatever the umask.
+
+    After DraftStorageError the previous one remains.
+    """
     path = _path(directory, active.target)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, active.encode())
+        if path.parent.stat().st_mode & PASSABLE != PASSABLE:
+            path.parent.chmod(PASSABLE)
+        write_durably(path, active.encode(), mode=FOR_ALL)
     except OSError as error:
         raise DraftStorageError(f"cannot write {path}: {error.strerror}") from error
     except BundleStorageError as error:

@@ -27,10 +27,10 @@ def storage_error(path: Path, error: OSError) -> BundleStorageError:
     return BundleStorageError(f"cannot write {path}: {error.strerror}")
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a small file atomically; raises BundleStorageError."""
     try:
-        write_atomically(path, content, temporary=path.with_name(path.name + PARTIAL))
+        write_atomically(path, content, temporary=path.with_name(path.name + PARTIAL), mode=mode)
     except OSError as error:
         raise storage_error(path, error) from error
 

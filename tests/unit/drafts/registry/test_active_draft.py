@@ -1,6 +1,7 @@
 """Each target has one active draft; an unreadable file is an error."""
 
 import json
+import os
 import signal
 
 import pytest
@@ -91,6 +92,16 @@ def test_kill_at_any_point_leaves_the_old_or_new_active_draft(tmp_path):
         point += 1
     assert found == after
     assert seen == {digest(1), digest(2)}
+
+
+def test_workers_of_another_account_can_read_it_whatever_the_umask(tmp_path, file):
+    before = os.umask(0o077)
+    try:
+        write_active_draft(tmp_path, ActiveDraft(target=TARGET, draft=digest(1)))
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert file.parent.stat().st_mode & 0o777 == 0o755
 
 
 def test_failed_write_leaves_the_previous_active_draft(tmp_path, monkeypatch):
