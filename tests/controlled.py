@@ -27,12 +27,13 @@ from appliance.control.recycle import Recycler, RecycleResult
 from appliance.errors import ControlRefusedError, ControlUnavailableError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
-from appliance.infra.settings import AuditSettings, LogSettings, MonitorSettings
+from appliance.infra.settings import AuditSettings, LogSettings, MonitorSettings, PoolSettings
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.vllm.scheduler_control import SchedulerControl
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
+from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import Reason, SpeculationMode
 from tests.fake_engine import FakeClock, FakeScheduler, work
 from tests.fakes import CONTROL_TOKEN, SPECULATIVE_METRICS, FakeWorker, until
@@ -156,6 +157,7 @@ class Controlled:
         """Listen with the workers, and build the loop; nothing is polled yet."""
         enter = self.stack.enter_async_context
         for number, worker in enumerate(workers, start=1):
+            worker.token = CONTROL_TOKEN
             await enter(worker.serving())
             self.pool.add(Worker(worker_id=WorkerId(f"w{number}"), url=worker.url))
             self.workers.append(worker)
@@ -174,8 +176,12 @@ class Controlled:
                 on_commit=self.metrics.record_audit_commit,
             )
         )
-        self.client = await enter(BreakableClient.open(connect_seconds=2.0))
-        self.speculation = await enter(SpeculationClient.open(token=CONTROL_TOKEN))
+        self.client = await enter(
+            BreakableClient.open(token=CONTROL_TOKEN, tls=WorkerTls(PoolSettings()), connect_seconds=2.0)
+        )
+        self.speculation = await enter(
+            SpeculationClient.open(token=CONTROL_TOKEN, tls=WorkerTls(PoolSettings()))
+        )
         self.overrides = BreakableOverrides(self.url)
         self.stack.callback(self.overrides.close)
         changes = ChangeLog(audit=self.audit, metrics=self.metrics, logger=self.logger, clock=self.wall)

@@ -6,6 +6,7 @@ The worker is real HTTP on loopback, so disconnects, half-sent frames and dead s
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -110,6 +111,9 @@ class FakeWorker:
     plugin: dict[str, Any] | None = None
     """The status of the speculation plugin; None without the plugin."""
     plugin_token: str = CONTROL_TOKEN
+    token: str | None = None
+    """What every route but the health check needs, as in a worker of ours; None: as a plain vLLM, none."""
+    tls: ssl.SSLContext | None = None
     puts: list[dict[str, Any]] = field(default_factory=list)
     """Commands to the plugin; members of `plugin` take effect at once."""
     steering: SchedulerControl | None = None
@@ -126,6 +130,8 @@ class FakeWorker:
     bodies: list[bytes] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     headers: list[CIMultiDictProxy[str]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Paths of requests without the token."""
     aborted: int = 0
     """Requests whose connection was closed before they were answered."""
     completed: int = 0
@@ -246,7 +252,7 @@ class FakeWorker:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["FakeWorker"]:
         """Listen on a free port of loopback for as long as the context lasts."""
-        app = web.Application(client_max_size=2**30)
+        app = web.Application(client_max_size=2**30, middlewares=[self.admit])
         for path in {route.worker_path for route in ROUTES.values()}:
             app.router.add_post(path, self.completions)
         app.router.add_get("/health", _answer(web.Response))
@@ -258,14 +264,23 @@ class FakeWorker:
         app.router.add_get("/v1/models", _answer(lambda: web.json_response({"data": self.listed()})))
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.tls)
         await site.start()
         host, port = runner.addresses[0]
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'http' if self.tls is None else 'https'}://{host}:{port}"
         try:
             yield self
         finally:
             await runner.cleanup()
+
+    @web.middleware
+    async def admit(self, request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
+        """Refuse callers without the token, if there is one."""
+        given = request.headers.get("Authorization")
+        if self.token is not None and request.path != "/health" and given != f"Bearer {self.token}":
+            self.refused.append(request.path)
+            return web.json_response({"error": "unauthorized"}, status=401)
+        return await handler(request)
 
     async def metrics_page(self, _request: web.Request) -> web.Response:
         """The metrics page, after `metrics_seconds`."""

@@ -163,7 +163,7 @@ class GatewayRole(GatewayOpener):
                     promoter=promoter,
                     tenants=watch,
                     shown=shown,
-                    renewable=(provider,) if provider else (),
+                    renewable=(opened.worker_tls, *((provider,) if provider else ())),
                     batches=work.runner,
                 )
 

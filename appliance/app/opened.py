@@ -40,6 +40,7 @@ from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.restart import RestartClient
+from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.wall import Wall
 from appliance.tenancy.limits.limiter import Limiter, open_limits
@@ -70,6 +71,7 @@ class OpenedParts:
     speculation: SpeculationClient
     counts: SpeculationClient  # for requests: clients that leave must not delay control
     others: RestartClient
+    worker_tls: WorkerTls
     lease: SqlLease
     overrides: SqlOverrideStore
     tenant_store: SqlTenantStore
@@ -91,7 +93,7 @@ class GatewayOpener:
         """Open every part until the block ends; raises ApplianceError if one cannot be opened."""
         settings, installation = self.settings, self.installation
         metrics = self._make_metrics()
-        token = load_control_token(installation)
+        token, tls = load_control_token(installation), WorkerTls(settings.pool)
         signer = self._load_signer(metrics)
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
@@ -158,8 +160,10 @@ class GatewayOpener:
                     wall_clock=WALL_CLOCK,
                 )
             )
-            client = await enter(WorkerClient.open(connect_seconds=settings.pool.connect_seconds))
-            counts = await enter(SpeculationClient.open(token=token, connections=COUNT_CONNECTIONS))
+            client = await enter(
+                WorkerClient.open(token=token, tls=tls, connect_seconds=settings.pool.connect_seconds)
+            )
+            counts = await enter(SpeculationClient.open(token=token, tls=tls, connections=COUNT_CONNECTIONS))
             # Opened after what the ends of requests need: when it closes, it waits for those.
             content = await enter(
                 open_content(
@@ -187,9 +191,10 @@ class GatewayOpener:
                 costs=costs,
                 tracing=tracing,
                 client=client,
-                speculation=await enter(SpeculationClient.open(token=token)),
+                speculation=await enter(SpeculationClient.open(token=token, tls=tls)),
                 counts=counts,
-                others=await enter(RestartClient.open(token=token)),
+                others=await enter(RestartClient.open(token=token, tls=tls)),
+                worker_tls=tls,
                 lease=SqlLease(
                     database,
                     name="control",

@@ -28,7 +28,7 @@ class Installation:
     payload_keys: Path
     """Directory of the keys to stored content."""
     control_token: Path
-    """Secret that control presents to the plugin in a worker, mode 0600."""
+    """Secret that gateways present to workers, mode 0600."""
     tenants_mac_key: Path
     """Key of the MAC over tenants and keys, mode 0600."""
     drafts: Path
@@ -133,7 +133,7 @@ def prepare(
 
 
 def load_control_token(installation: Installation) -> str:
-    """Read the secret that control presents to workers."""
+    """Read the secret that gateways present to workers: the first line, while it is being rotated."""
     path = installation.control_token
     try:
         token = path.read_text(encoding="utf-8").strip()
@@ -141,7 +141,7 @@ def load_control_token(installation: Installation) -> str:
         raise ConfigurationError(f"cannot read the control token {path}: {error}") from error
     if not token:
         raise ConfigurationError(f"the control token {path} is empty: put a random word in it")
-    return token
+    return token.splitlines()[0].strip()
 
 
 def _prepare_control_token(installation: Installation, random_bytes: Callable[[int], bytes]) -> None:

@@ -244,7 +244,8 @@ class DataSettings(Section):
     """Directory of the database, keys and worker logs; created with mode 0700."""
     control_token_file: Path | None = None
     """Secret shared by gateways and workers, in a file of mode 0600; default: `control.token` in the data
-    directory, created at the first start.  Machines that share a worker need the same one."""
+    directory, created at the first start.  Machines that share a worker need the same one.  If it has several
+    lines, gateways present the first, and workers accept all."""
 
 
 class TenantsSettings(Section):
@@ -304,6 +305,17 @@ class WorkerSettings(Section):
     """Skip compilation and CUDA graphs; default: true on a CPU, false on a GPU."""
     host: str = "127.0.0.1"
     """Address the worker listens on; only gateways should be able to reach it."""
+    scrape_token_file: Path | None = None
+    """File with the token that Prometheus presents to read the worker's `/metrics`, and nothing else; null:
+    only the control token opens it."""
+    tls_certificate_file: Path | None = None
+    """Certificate chain (PEM) of the worker; null: it serves plain HTTP.  Its supervisor also presents it to
+    the worker as a client."""
+    tls_key_file: Path | None = None
+    """Its private key (PEM), not encrypted."""
+    tls_client_ca_file: Path | None = None
+    """Certificate authorities (PEM) of gateways; the worker then refuses connections without a certificate of
+    theirs."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port the worker listens on; 0 picks a free one (only with `appliance up`)."""
     max_startup_seconds: Annotated[int, Field(ge=10)] = 1800
@@ -319,22 +331,47 @@ class WorkerSettings(Section):
     extra_arguments: tuple[str, ...] = ()
     """Further vLLM arguments, passed unchanged; arguments that would open an egress are refused."""
 
+    @model_validator(mode="after")
+    def _files_come_together(self) -> "WorkerSettings":
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file come together: set both or neither")
+        if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
+            raise ValueError(
+                "tls_client_ca_file needs TLS: set tls_certificate_file and tls_key_file as well"
+            )
+        return self
+
 
 class PoolSettings(Section):
     """Workers started elsewhere that the gateway may also use."""
 
     urls: tuple[str, ...] = ()
-    """Base URLs of running workers, such as `http://10.0.0.5:8000`."""
+    """Base URLs of running workers, such as `http://10.0.0.5:8000`.  The gateway sends the control token to
+    each."""
+    ca_file: Path | None = None
+    """Certificate authorities (PEM) of `https://` workers; null: those of the system.  Changed files are
+    loaded at run time."""
+    certificate_file: Path | None = None
+    """Client certificate (PEM) that the gateway presents to `https://` workers."""
+    key_file: Path | None = None
+    """Its private key (PEM), not encrypted."""
     connect_seconds: Annotated[float, Field(gt=0)] = 2.0
     """Maximum time to connect to a worker; then the gateway tries another one."""
     discover: str | None = None
     """Base URL whose host name resolves to all workers, such as `http://workers.llm.svc:8000` for a headless
-    Kubernetes service: one worker per address."""
+    Kubernetes service: one worker per address.  With `https://`, each worker's certificate must have that
+    name."""
     discover_seconds: Annotated[float, Field(gt=0)] = 5.0
     """Time between two resolutions of that name."""
     affinity_prefixes: Annotated[int, Field(ge=0)] = 16384
     """Maximum conversation prefixes for which the gateway remembers the last worker, so that its KV cache is
     used again; about 180 bytes each; 0: requests are routed by load alone."""
+
+    @model_validator(mode="after")
+    def _files_come_together(self) -> "PoolSettings":
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file come together: set both or neither")
+        return self
 
 
 class AdmissionSettings(Section):

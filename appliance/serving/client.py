@@ -7,7 +7,6 @@ Bytes pass through unparsed.  Every failure to reach a worker or to receive its 
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from appliance.errors import WorkerFailedError, WorkerTimeoutError, WorkerUnreac
 from appliance.serving.connection import WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
+from appliance.serving.worker_tls import WorkerTls
 
 OK = 200
+UNAUTHORISED = 401
 NOT_FOUND = 404
 IDLE_SECONDS = 4.0
 """Less than the 5 s after which a worker closes an idle connection: none is used while it closes."""
@@ -78,34 +79,42 @@ class ReadTimeouts:
 class _Address:
     host: str
     port: int
-    tls: bool
+    tls_name: str | None
+    """Name that the certificate must have; None without TLS."""
     name: str
     """Host and port as in the `Host` header."""
     prefix: str
 
 
 @lru_cache(maxsize=1024)
-def _address(url: str) -> _Address:
+def _address(url: str, tls_name: str) -> _Address:
     parts = urlsplit(url)
     tls = parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
     name = parts.netloc.rpartition("@")[2]
-    return _Address(host=parts.hostname or "", port=port, tls=tls, name=name, prefix=parts.path.rstrip("/"))
+    host = parts.hostname or ""
+    expected = (tls_name or host) if tls else None
+    return _Address(host=host, port=port, tls_name=expected, name=name, prefix=parts.path.rstrip("/"))
 
 
 class WorkerClient:
-    """Connections to all workers; neither proxies nor redirects are followed."""
+    """Connections to all workers, with the control token; neither proxies nor redirects are followed."""
 
-    def __init__(self, session: aiohttp.ClientSession, connect_seconds: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, token: str, tls: WorkerTls, connect_seconds: float
+    ) -> None:
         self._session = session
+        self._authorization = {"Authorization": f"Bearer {token}"}
+        self._tls = tls
         self._connect_seconds = connect_seconds
         # Idle connections by URL, most recently used last.
         self._idle: dict[str, list[WorkerConnection]] = {}
-        self._tls: ssl.SSLContext | None = None
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, connect_seconds: float) -> AsyncIterator["WorkerClient"]:
+    async def open(
+        cls, *, token: str, tls: WorkerTls, connect_seconds: float
+    ) -> AsyncIterator["WorkerClient"]:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds)
         async with aiohttp.ClientSession(
@@ -115,7 +124,7 @@ class WorkerClient:
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            client = cls(session, connect_seconds)
+            client = cls(session, token, tls, connect_seconds)
             try:
                 yield client
             finally:
@@ -129,10 +138,11 @@ class WorkerClient:
         Send a request body to a worker; yields its answer once the head has arrived, and aborts what is left.
 
         Raises TimeoutError if no head arrived within `seconds`, WorkerUnreachableError if no connection could
-        be opened (the worker has not received the request), WorkerFailedError if the worker closed it early.
+        be opened (the worker has not received the request), WorkerFailedError if the worker closed it early
+        or does not accept our token.
         """
-        address = _address(worker.url)
-        request = _request(address, path, body, headers)
+        address = _address(*worker.address)
+        request = _request(address, path, body, headers | self._authorization)
         kept = self._take_idle(worker.url)
         connection = kept or await self._connect(address)
         try:
@@ -146,6 +156,9 @@ class WorkerClient:
                 connection = await self._connect_again(address, lost)
                 connection.send(request)
                 await connection.read_head(seconds)
+            if connection.status == UNAUTHORISED:
+                # Relayed, it would tell the client that its own key is wrong.
+                raise WorkerFailedError("The worker does not accept the token of this gateway.")
             yield connection
         finally:
             if connection.finish():
@@ -174,12 +187,13 @@ class WorkerClient:
             raise lost from None
 
     async def _connect(self, address: _Address) -> WorkerConnection:
-        if address.tls and self._tls is None:
-            self._tls = ssl.create_default_context()
+        is_tls = address.tls_name is not None
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    WorkerConnection, address.host, address.port, ssl=self._tls if address.tls else None
+                    *(WorkerConnection, address.host, address.port),
+                    ssl=self._tls.context if is_tls else None,
+                    server_hostname=address.tls_name,
                 )
         except (OSError, TimeoutError) as error:
             message = f"The worker could not be reached: {type(error).__name__}."
@@ -247,7 +261,13 @@ class WorkerClient:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
             async with self._session.request(
-                method, worker.url + path, json=body, timeout=timeout, allow_redirects=False
+                *(method, worker.url + path),
+                json=body,
+                headers=self._authorization,
+                ssl=self._tls.context,
+                server_hostname=worker.tls_name or None,
+                timeout=timeout,
+                allow_redirects=False,
             ) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from appliance.errors import ConfigurationError
@@ -31,12 +31,14 @@ Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
+    scheme: str
     host: str
     port: int
 
-    def url_of(self, address: str) -> str:
+    def worker_at(self, address: str) -> Worker:
         host = f"[{address}]" if ipaddress.ip_address(address).version == IPV6 else address
-        return f"http://{host}:{self.port}"
+        worker = worker_at(f"{self.scheme}://{host}:{self.port}")
+        return replace(worker, tls_name=self.host) if self.scheme == "https" else worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Changes:
 
 
 IPV6 = 6
-HTTP_PORT = 80
+PORTS = {"http": 80, "https": 443}
 
 
 def worker_at(url: str) -> Worker:
@@ -62,12 +64,12 @@ def worker_at(url: str) -> Worker:
 def parse_service(url: str) -> Service:
     try:
         parts = urlsplit(url.rstrip("/"))
-        port = parts.port or HTTP_PORT
+        port = parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         parts, port = urlsplit(""), 0
-    if parts.scheme != "http" or not parts.hostname or parts.path or parts.query or parts.username:
+    if parts.scheme not in PORTS or not parts.hostname or parts.path or parts.query or parts.username:
         raise ConfigurationError(f"pool.discover: {url!r} is not of the form http://name:port")
-    return Service(host=parts.hostname, port=port)
+    return Service(scheme=parts.scheme, host=parts.hostname, port=port)
 
 
 def workers_at(urls: Iterable[str]) -> dict[WorkerId, Worker]:
@@ -131,19 +133,19 @@ class Discovery:
         try:
             async with asyncio.timeout(max(self._seconds, 1.0)):
                 addresses = await self._resolve(service.host, service.port)
-            found = workers_at(service.url_of(address) for address in addresses)
+            workers = [service.worker_at(address) for address in addresses]
         except (OSError, TimeoutError, ValueError, ConfigurationError) as error:
             self._log_failure(f"{type(error).__name__}: {error}")
             return Changes(joined=(), left=())
-        if not found:
+        if not workers:
             self._log_failure("it has no address")
             return Changes(joined=(), left=())
         if service != self._service:
             return Changes(joined=(), left=())  # `replace` configured another one meanwhile
         if self._is_failing:
             self._is_failing = False
-            self._logger.info("discovery_recovered", host=service.host, count=len(found))
-        self._found = found
+            self._logger.info("discovery_recovered", host=service.host, count=len(workers))
+        self._found = {worker.worker_id: worker for worker in workers}
         return self._apply()
 
     def _apply(self) -> Changes:
@@ -152,7 +154,7 @@ class Discovery:
         left = tuple(worker_id for worker_id in self._known if worker_id not in wanted)
         for worker_id in joined:
             seen = self._pool.snapshot(worker_id)
-            if seen is None or seen.worker.url != wanted[worker_id].url:
+            if seen is None or seen.worker.address != wanted[worker_id].address:
                 self._pool.add(wanted[worker_id])
             self._pool.stay(worker_id)
             self._logger.info("worker_joined", worker=worker_id)

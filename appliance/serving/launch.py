@@ -10,6 +10,7 @@ name.
 
 import importlib.util
 import json
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from appliance.errors import ConfigurationError
 from appliance.infra.settings import TracingSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
-from appliance.serving.worker_protocol import EXPECTATION, TOKEN_FILE
+from appliance.serving.worker_protocol import EXPECTATION, SCRAPE_TOKEN_FILE, TOKEN_FILE
 from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -27,7 +28,7 @@ NODE_MODULE = "vllm.entrypoints.cli.main"
 """The only entry point with `--headless`, for the further nodes of a worker on several."""
 GIB = 2**30
 DRAIN_SECONDS = 30
-MIDDLEWARE = "appliance.serving.vllm.middleware.SpeculationMiddleware"
+MIDDLEWARE = "appliance.serving.vllm.middleware.GatewayMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Values between none and all draft tokens; few, because each costs CUDA graphs."""
 SEVERAL_NODES = "--nnodes"
@@ -58,6 +59,7 @@ REFUSED = {
             *("--shutdown-timeout", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "-tp"),
             *("--gpu-memory-utilization", "--device-memory-utilization", "--pipeline-parallel-size", "-pp"),
             *("--kv-cache-memory-bytes", "--runner", "--convert", "--task"),
+            *("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--enable-ssl-refresh"),
         ),
         OWN,
     ),
@@ -90,9 +92,7 @@ REFUSED = {
     "--trust-request-mm-kwargs": "it would let a request change what an image costs the worker",
     "--enable-prompt-embeds": "it would let a request have the worker unpack tensors",
     "--enable-mm-embeds": "it would let a request have the worker unpack tensors",
-    "--api-key": "the gateway checks keys and sends the worker none; process arguments are public",
-    "--ssl-keyfile": "gateway and control speak plain HTTP to a worker",
-    "--ssl-certfile": "gateway and control speak plain HTTP to a worker",
+    "--api-key": "gateways present the control token; process arguments are public",
     "--root-path": "gateway and control would not find the worker's routes",
     "--disable-log-stats": "the worker's metrics would stop",
     "--config": "it would add arguments that were not checked",
@@ -117,6 +117,8 @@ class LaunchPlan:
     """False for a further node of a worker on several: it computes, and serves no HTTP."""
     draft: str = ""
     """Content digest of the draft; empty without one."""
+    certificate: tuple[Path, Path] | None = None
+    """Certificate and key of the worker, which its supervisor presents to it as well; None without TLS."""
     in_group: bool = False
     """Whether this is one of several nodes: they start together, so none can be restarted alone."""
 
@@ -130,7 +132,7 @@ def plan_launch(
     target: Weights,
     draft: Weights | None,
     environment: Mapping[str, str],
-    control_token_file: Path | None = None,
+    control_token_file: Path,
     tracing: TracingSettings | None = None,
     can_import: Callable[[str], bool] | None = None,
 ) -> LaunchPlan:
@@ -138,8 +140,9 @@ def plan_launch(
     Plan how to start a worker.
 
     `port` replaces `settings.port`, which may be 0.  `environment` must be offline
-    (`appliance.sovereignty.environment`).  Without a `control_token_file` the worker's speculation cannot be
-    controlled.  Raises ConfigurationError if the settings contradict each other, the device or the weights.
+    (`appliance.sovereignty.environment`).  The worker answers only callers with the token in
+    `control_token_file`.  Raises ConfigurationError if the settings contradict each other, the device or the
+    weights.
     """
     _check_parallelism(settings, device)
     name = settings.served_name or target.path.name
@@ -168,22 +171,26 @@ def plan_launch(
     if tracing is not None and tracing.enabled and answers:
         argv += ["--otlp-traces-endpoint", tracing.endpoint]
     made = _device_environment(environment, settings, device)
-    if control_token_file is not None:
-        argv += ["--middleware", MIDDLEWARE]
-        made[TOKEN_FILE] = str(control_token_file)
+    argv += ["--middleware", MIDDLEWARE]
+    made[TOKEN_FILE] = str(control_token_file)
+    if settings.scrape_token_file is not None:
+        made[SCRAPE_TOKEN_FILE] = str(settings.scrape_token_file)
+    certificate = _certificate(settings) if answers else None
+    argv += _tls_arguments(settings, certificate)
     if draft is not None and speculation is not None and "model" in speculation:
         made |= _promise(draft)
     argv += check_extra_arguments(settings.extra_arguments)
     return LaunchPlan(
         argv=tuple(argv),
         environment=made,
-        url=f"http://{_reachable(settings.host)}:{port}",
+        url=f"{'http' if certificate is None else 'https'}://{_reachable(settings.host)}:{port}",
         host=settings.host,
         port=port,
         model=name,
         drain_seconds=DRAIN_SECONDS,
         max_startup_seconds=settings.max_startup_seconds,
         answers=answers,
+        certificate=certificate,
         in_group=SEVERAL_NODES in settings.extra_arguments,
     )
 
@@ -266,6 +273,27 @@ def check_extra_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
             if refused == name or (name not in ALLOWED and refused.startswith(name)):
                 message = f"worker.extra_arguments: {argument.partition('=')[0]} is refused: {why}"
                 raise ConfigurationError(message)
+    return arguments
+
+
+def _certificate(settings: WorkerSettings) -> tuple[Path, Path] | None:
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    return None if certificate is None or key is None else (certificate, key)
+
+
+def _tls_arguments(settings: WorkerSettings, certificate: tuple[Path, Path] | None) -> list[str]:
+    if certificate is None:
+        return []
+    arguments = [
+        "--ssl-certfile",
+        str(certificate[0]),
+        "--ssl-keyfile",
+        str(certificate[1]),
+        "--enable-ssl-refresh",
+    ]
+    if settings.tls_client_ca_file is not None:
+        required = str(int(ssl.CERT_REQUIRED))
+        arguments += ["--ssl-ca-certs", str(settings.tls_client_ca_file), "--ssl-cert-reqs", required]
     return arguments
 
 

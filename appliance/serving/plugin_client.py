@@ -20,6 +20,7 @@ from appliance.serving.restart_request import is_digest
 from appliance.serving.usage import Usage, count_of
 from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import SPECULATION_PATH, USAGE_PATH
+from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import (
     DraftTokenTable,
     Energy,
@@ -56,20 +57,23 @@ class SpeculationCommand:
 class SpeculationClient:
     """Client of the plugins of all workers, with one token."""
 
-    def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, token: str, tls: WorkerTls) -> None:
         self._session = session
+        self._tls = tls
         self._headers = {"Authorization": f"Bearer {token}"}
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, token: str, connections: int = 2) -> AsyncIterator["SpeculationClient"]:
+    async def open(
+        cls, *, token: str, tls: WorkerTls, connections: int = 2
+    ) -> AsyncIterator["SpeculationClient"]:
         """`connections` is the maximum at one worker."""
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit_per_host=connections, keepalive_timeout=4.0),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            yield cls(session, token)
+            yield cls(session, token, tls)
 
     async def read(self, worker: Worker, timeout_seconds: float) -> EngineReading:
         return parse_reading(*await self._request("GET", worker, SPECULATION_PATH, None, timeout_seconds))
@@ -105,6 +109,8 @@ class SpeculationClient:
                 *(method, worker.url + path),
                 json=body,
                 headers=self._headers,
+                ssl=self._tls.context,
+                server_hostname=worker.tls_name or None,
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:

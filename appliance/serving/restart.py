@@ -16,6 +16,7 @@ from appliance.errors import ControlRefusedError, WorkerFailedError
 from appliance.serving.restart_request import RestartRequest
 from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import RESTART_PATH
+from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import Reason
 
 ANSWER_SECONDS = 10.0
@@ -29,20 +30,21 @@ REFUSALS: Mapping[int, str] = MappingProxyType(
 
 
 class RestartClient:
-    def __init__(self, session: aiohttp.ClientSession, token: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, token: str, tls: WorkerTls) -> None:
         self._session = session
+        self._tls = tls
         self._headers = {"Authorization": f"Bearer {token}"}
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, token: str) -> AsyncIterator["RestartClient"]:
+    async def open(cls, *, token: str, tls: WorkerTls) -> AsyncIterator["RestartClient"]:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
             timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            yield cls(session, token)
+            yield cls(session, token, tls)
 
     async def restart(self, worker: Worker, *, request: RestartRequest, reason: Reason) -> None:  # noqa: ARG002
         """
@@ -53,7 +55,12 @@ class RestartClient:
         """
         try:
             async with self._session.post(
-                worker.url + RESTART_PATH, json=request.body(), headers=self._headers, allow_redirects=False
+                worker.url + RESTART_PATH,
+                json=request.body(),
+                headers=self._headers,
+                ssl=self._tls.context,
+                server_hostname=worker.tls_name or None,
+                allow_redirects=False,
             ) as response:
                 status = response.status
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

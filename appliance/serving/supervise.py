@@ -17,6 +17,7 @@ import errno
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -248,7 +249,8 @@ class Supervisor:
         return WorkerRun(
             reached_health=healthy_since is not None,
             healthy_seconds=clock() - healthy_since if healthy_since is not None else 0.0,
-            detail=verdict or describe_end(process.returncode, read_tail(self._log)),
+            detail=verdict
+            or describe_end(process.returncode, read_tail(self._log), has_served=healthy_since is not None),
             exit_code=process.returncode,
         )
 
@@ -326,10 +328,19 @@ class Supervisor:
         if not self._plans.current.answers:
             return HTTP_OK  # it has no health check: running counts as healthy
         try:
-            async with http.get(f"{self._plans.current.url}/health") as response:
+            async with http.get(f"{self._plans.current.url}/health", ssl=self._health_tls()) as response:
                 return response.status
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
+
+    def _health_tls(self) -> ssl.SSLContext | bool:
+        """Presents the worker's certificate, as it is now; the supervisor need not verify its own worker."""
+        if self._plans.current.certificate is None:
+            return True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(*self._plans.current.certificate, "")
+        return context
 
     async def _end(self) -> None:
         process = self._process

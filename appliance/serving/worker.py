@@ -26,6 +26,8 @@ class Worker:
     worker_id: WorkerId
     url: str
     """Without a trailing slash."""
+    tls_name: str = ""
+    """Name that its certificate must have; empty: the host of `url`."""
     weights: str = ""
     """Content digest of the target's weights if this process started the worker, else empty."""
     draft: str = ""
@@ -33,6 +35,10 @@ class Worker:
     mode: SpeculationMode = SpeculationMode.SPECULATIVE
     reason: Reason | None = None
     """Why it was started without the draft that the settings name."""
+
+    @property
+    def address(self) -> tuple[str, str]:
+        return self.url, self.tls_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ TAIL_BYTES = 2**16
 LONGEST_LINE = 400
 PREFIX = re.compile(r"^\([^)]* pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 EXCEPTION = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Exit|Interrupt)(?::.*|$))")
+CLASS = re.compile(r"\w+(?:Error|Exception|Exit|Interrupt)(?=:|$)")
 RELAYED = (
     "Engine core initialization failed",
     "WorkerProc initialization failed",
@@ -81,11 +82,12 @@ def read_tail(log: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def failure_line(log_tail: str) -> str:
+def failure_line(log_tail: str, *, has_served: bool = False) -> str:
     """
     The line that says why a worker failed, from the end of its log.
 
     vLLM relays a failure from process to process: the last exception that is not such a relay is the cause.
+    For a worker that has served, only the class of the exception: its message may quote a request.
     """
     lines = [PREFIX.sub("", line).rstrip() for line in log_tail.replace("\r", "\n").splitlines()]
     lines = [line for line in lines if line]
@@ -99,7 +101,12 @@ def failure_line(log_tail: str) -> str:
             (relays if any(text in what for text in RELAYED) else roots).append(what)
         elif ": error: " in line:  # argparse
             roots.append(line.partition(": error: ")[2])
-    causes = [*relays[:1], *roots[-1:]] or lines[-1:] or ["it wrote nothing"]
+    causes = [*relays[:1], *roots[-1:]]
+    if has_served:
+        found = CLASS.match(causes[-1]) if causes else None
+        relayed = [text for text in RELAYED if causes and text in causes[-1]]
+        return ": ".join([found[0], *relayed]) if found else "it logged no exception"
+    causes = causes or lines[-1:] or ["it wrote nothing"]
     return " ".join(causes[-1].split())[:LONGEST_LINE]
 
 
@@ -111,8 +118,8 @@ def find_phase(log_text: str) -> str | None:
     return None
 
 
-def describe_end(returncode: int | None, log_tail: str) -> str:
-    line = failure_line(log_tail)
+def describe_end(returncode: int | None, log_tail: str, *, has_served: bool) -> str:
+    line = failure_line(log_tail, has_served=has_served)
     if returncode is not None and returncode < 0:
         name = signal.Signals(-returncode).name
         hint = "; the kernel does that when memory runs out" if returncode == -signal.SIGKILL else ""

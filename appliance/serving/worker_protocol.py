@@ -7,6 +7,7 @@ RESTART_PATH = "/appliance/restart"
 USAGE_PATH = "/appliance/usage/"
 """GET, followed by a request's `X-Request-Id`: its tokens so far, after its client left."""
 TOKEN_FILE = "APPLIANCE_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable that holds a path
+SCRAPE_TOKEN_FILE = "APPLIANCE_SCRAPE_TOKEN_FILE"  # noqa: S105 - as above
 RESTART_FILE = "APPLIANCE_RESTART_FILE"
 """Variable with the path of the restart request, which the supervisor reads after the worker has ended."""
 EXPECTATION = "APPLIANCE_DRAFT_EXPECTATION"

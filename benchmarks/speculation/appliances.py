@@ -10,8 +10,10 @@ from typing import Any
 import aiohttp
 
 from appliance.errors import WorkerFailedError
+from appliance.infra.settings import PoolSettings
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import EngineReading
 from benchmarks.speculation.load import BenchmarkError, Target
 from benchmarks.speculation.plan import Control, Mode
@@ -109,7 +111,7 @@ class Side:
     async def reading(self) -> EngineReading | None:
         """The counts of the plugin in the worker; None where there is none."""
         token = (self._process.data / "control.token").read_text(encoding="utf-8").strip()
-        async with SpeculationClient.open(token=token) as client:
+        async with SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as client:
             try:
                 reading = await client.read(self._worker, FOLLOW_SECONDS)
             except WorkerFailedError as error:

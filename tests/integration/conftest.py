@@ -71,6 +71,7 @@ from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
 from appliance.serving.restart import RestartClient
 from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_tls import WorkerTls
 from appliance.tenancy import ContentPolicy, SpeculationPolicy, Tenant, TenantDirectory, make_key
 from appliance.tenancy.identity.authenticator import Authenticator
 from appliance.tenancy.identity.files import keep_renewed
@@ -348,6 +349,7 @@ async def _running(
     pool = WorkerPool()
     async with AsyncExitStack() as stack:
         for number, worker in enumerate(workers, start=1):
+            worker.token = CONTROL_TOKEN
             await stack.enter_async_context(worker.serving())
             pool.add(Worker(worker_id=WorkerId(f"w{number}"), url=worker.url))
         audit = await stack.enter_async_context(
@@ -374,7 +376,10 @@ async def _running(
             )
         )
         observe_audit(metrics, audit.state)
-        client = await stack.enter_async_context(WorkerClient.open(connect_seconds=2.0))
+        worker_tls = WorkerTls(routing)
+        client = await stack.enter_async_context(
+            WorkerClient.open(token=CONTROL_TOKEN, tls=worker_tls, connect_seconds=2.0)
+        )
         overrides = SqlOverrideStore(f"sqlite:///{directory / 'audit.db'}")
         stack.callback(overrides.close)
         attribution = Attribution(label_key=bytes(16), clock=time.monotonic, min_drafts=1)
@@ -416,7 +421,9 @@ async def _running(
             ControlParts(
                 pool=pool,
                 client=client,
-                speculation=await stack.enter_async_context(SpeculationClient.open(token=CONTROL_TOKEN)),
+                speculation=await stack.enter_async_context(
+                    SpeculationClient.open(token=CONTROL_TOKEN, tls=worker_tls)
+                ),
                 lease=SoleLease(),
                 overrides=overrides,
                 recycler=Recycler(
@@ -424,7 +431,9 @@ async def _running(
                         pool=pool,
                         client=client,
                         own={},
-                        others=await stack.enter_async_context(RestartClient.open(token=CONTROL_TOKEN)),
+                        others=await stack.enter_async_context(
+                            RestartClient.open(token=CONTROL_TOKEN, tls=worker_tls)
+                        ),
                         audit=audit,
                         metrics=metrics,
                         logger=logger,

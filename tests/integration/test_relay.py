@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.serving.dialects.policy import salt_of
-from tests.fakes import MODEL, SPECULATION, USAGE, FakeWorker, chat, frame_of, text, until
+from tests.fakes import CONTROL_TOKEN, MODEL, SPECULATION, USAGE, FakeWorker, chat, frame_of, text, until
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -761,7 +761,19 @@ async def test_the_clients_key_and_headers_never_reach_the_worker(running):
     await running.post(chat(), X_Forwarded_For="10.1.2.3", Cookie="a=b")
     (headers,) = running.worker.headers
     assert running.key not in str(headers)
-    assert not {"Authorization", "Cookie", "X-Forwarded-For"} & set(headers)
+    assert headers.getall("Authorization") == [f"Bearer {CONTROL_TOKEN}"]
+    assert not {"Cookie", "X-Forwarded-For"} & set(headers)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_worker_that_refuses_the_gateway_s_token_is_a_failed_worker(running, stream):
+    """The client's own key is right, so it is not told 401."""
+    running.worker.token = "another"
+    reply = await running.post(chat(stream=stream))
+    assert reply.status == 502
+    assert reply.error["message"] == "The worker does not accept the token of this gateway."
+    assert CHAT in running.worker.refused
+    assert (await running.outcome())["outcome"] == "worker_failed"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -7,9 +7,11 @@ import pytest
 from aiohttp import web
 
 from appliance.errors import WorkerFailedError, WorkerUnreachableError
+from appliance.infra.settings import PoolSettings
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_tls import WorkerTls
 
 NO_COUNTS = [
     (404, "{}"),
@@ -62,7 +64,9 @@ async def _asking(*connections):
     scripted.server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
     port = scripted.server.sockets[0].getsockname()[1]
     worker = Worker(worker_id=WorkerId("w"), url=f"http://127.0.0.1:{port}")
-    async with WorkerClient.open(connect_seconds=2.0) as client:
+    async with WorkerClient.open(
+        token="secret", tls=WorkerTls(PoolSettings()), connect_seconds=2.0
+    ) as client:
 
         async def ask():
             async with client.forward(worker, "/v1/completions", b"body", {}, 5.0) as answer:

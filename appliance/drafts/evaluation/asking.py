@@ -53,11 +53,14 @@ class CompletionClient:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, *, url: str, model: str, max_tokens: int) -> AsyncIterator["CompletionClient"]:
+    async def open(
+        cls, *, url: str, model: str, max_tokens: int, token: str
+    ) -> AsyncIterator["CompletionClient"]:
         """Open a client; leaving the context aborts requests in flight."""
         async with aiohttp.ClientSession(
             # Every request has its own connection: a kept one may just have been closed by the worker.
             connector=aiohttp.TCPConnector(force_close=True),
+            headers={"Authorization": f"Bearer {token}"},
             timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),

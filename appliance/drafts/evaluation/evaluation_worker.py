@@ -17,13 +17,14 @@ from appliance.drafts.evaluation.arms import Arm, Served
 from appliance.drafts.evaluation.asking import CompletionClient
 from appliance.drafts.lint.pair import language_model
 from appliance.errors import ConfigurationError
-from appliance.infra.settings import WorkerSettings
+from appliance.infra.settings import PoolSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, plan_launch
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent, free_port
 from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.environment import offline_environment
 
 MODEL = "evaluated"
@@ -97,6 +98,10 @@ def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
             "host": "127.0.0.1",
             "port": 0,
             "max_num_seqs": min(settings.max_num_seqs, LARGEST_BATCH),
+            "scrape_token_file": None,
+            "tls_certificate_file": None,
+            "tls_key_file": None,
+            "tls_client_ca_file": None,
             "draft_token_schedule": None,
             "tool_call_parser": None,
             "reasoning_parser": None,
@@ -159,8 +164,10 @@ async def run_worker(
     try:
         await supervisor.healthy()
         async with (
-            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as client,
-            SpeculationClient.open(token=token) as speculation,
+            CompletionClient.open(
+                url=plan.url, model=plan.model, max_tokens=max_tokens, token=token
+            ) as client,
+            SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as speculation,
         ):
             worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
             yield EvaluationWorker(arm=arm, worker=worker, client=client, speculation=speculation)

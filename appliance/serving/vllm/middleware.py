@@ -1,39 +1,50 @@
 """
-HTTP to the plugin in a worker: ASGI middleware in front of vLLM's own routes.
+ASGI middleware in front of vLLM's routes: lets only gateways through, and answers for the plugin.
 
     GET  /appliance/speculation   table in force, measurements, and digests of the weights
     PUT  /appliance/speculation   apply a table, a probe, or both; answers like GET
     POST /appliance/restart       restart the worker, with its draft, with another, or without
     GET  /appliance/usage/ID      tokens of a request that the gateway cut off, by its `X-Request-Id`
 
-Every call needs the token that both sides read from a file; without such a file these routes do not exist.
-Everything else passes through unchanged, and its tokens are counted.
+Every route, vLLM's too, needs the control token; `/health` needs none, and `/metrics` also accepts the
+scrape token.  Tokens are read from files, which may change.  Fails closed: without a token the server does
+not start.  The tokens of requests to vLLM's routes are counted.
 """
 
 import asyncio
 import hmac
 import json
+import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from appliance.infra.settings import process_environment
 from appliance.serving.nvml import EnergyMeter, open_meter
 from appliance.serving.restart_request import RestartRequest, parse_restart_request
+from appliance.serving.vllm.redaction import LOGGER, redact_logs
 from appliance.serving.vllm.token_counts import TokenCounts
 from appliance.serving.worker_protocol import (
     DRAFT_DIGEST,
     RESTART_FILE,
     RESTART_PATH,
     RPC,
+    SCRAPE_TOKEN_FILE,
     SPECULATION_PATH,
     TARGET_DIGEST,
     TOKEN_FILE,
     USAGE_PATH,
 )
+from appliance.tenancy.identity.files import stamp
 
+HEALTH_PATH, METRICS_PATH = "/health", "/metrics"
+UNAUTHORISED = {"error": "unauthorized"}
+SILENT_SECONDS = 60.0
+"""Time between two log lines about refused requests."""
 LARGEST_BODY = 2**16
 RPC_SECONDS = 5.0
 
@@ -43,13 +54,67 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class SpeculationMiddleware:
+class TokenFile:
+    """
+    The tokens in a file, one a line: two while they are being rotated.
+
+    Raises OSError if it cannot be read, ValueError if it is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = stamp([path])
+        self._expected = self._read()
+
+    def accepts(self, authorization: bytes) -> bool:
+        self._renew()
+        # All of them, so that the time does not depend on which one it is.
+        return sum(hmac.compare_digest(authorization, expected) for expected in self._expected) > 0
+
+    def _renew(self) -> None:
+        now = stamp([self._path])
+        if now == self._stamp:
+            return
+        self._stamp = now
+        with suppress(OSError, ValueError):  # half-written: the tokens that were read stay valid
+            self._expected = self._read()
+
+    def _read(self) -> list[bytes]:
+        lines = self._path.read_bytes().splitlines()
+        expected = [b"Bearer " + line.strip() for line in lines if line.strip()]
+        if not expected:
+            message = f"the token file {self._path} is empty: put a random word in it"
+            raise ValueError(message)
+        return expected
+
+
+class Refusals:
+    """Logs how many requests were refused, at most once a minute."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._last: float | None = None
+
+    def add(self) -> None:
+        self._count += 1
+        now = self._clock()
+        if self._last is None or now - self._last >= SILENT_SECONDS:
+            logger = logging.getLogger(LOGGER)  # noqa: TID251 - the worker's log
+            logger.warning("refused %d requests without a valid token", self._count)
+            self._count, self._last = 0, now
+
+
+class GatewayMiddleware:
     """ASGI middleware; vLLM constructs it with the application only."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         environment = process_environment()
-        self._token = _read_token(environment.get(TOKEN_FILE))
+        self._control = TokenFile(Path(environment[TOKEN_FILE]))
+        scrape = environment.get(SCRAPE_TOKEN_FILE)
+        self._scrape = TokenFile(Path(scrape)) if scrape else None
+        self._refusals = Refusals(time.monotonic)
         self._restart_file = environment.get(RESTART_FILE)
         self._serves = _served_digests(environment)
         self._gpus = environment.get("CUDA_VISIBLE_DEVICES")
@@ -59,17 +124,32 @@ class SpeculationMiddleware:
         self._counts = TokenCounts()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "") if scope["type"] == "http" else ""
-        if self._token is None or not path:
+        if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        if path not in {SPECULATION_PATH, RESTART_PATH} and not path.startswith(USAGE_PATH):
+        redact_logs()
+        path = scope["path"]
+        if not self._is_admitted(path, scope):
+            self._refusals.add()
+            await _refuse(scope, send)
+        elif scope["type"] == "http" and (
+            path in {SPECULATION_PATH, RESTART_PATH} or path.startswith(USAGE_PATH)
+        ):
+            await self._answer_plugin(scope, receive, send)
+        else:
             with self._counts.counting(_header(scope, b"x-request-id").decode("latin-1")):
                 await self._app(scope, receive, send)
-            return
-        if not self._is_ours(scope):
-            await _answer(send, 401, {"error": "the control token is missing or wrong"})
-            return
+
+    def _is_admitted(self, path: str, scope: Message) -> bool:
+        if path == HEALTH_PATH:
+            return True
+        given = _header(scope, b"authorization")
+        if path == METRICS_PATH and self._scrape is not None and self._scrape.accepts(given):
+            return True
+        return self._control.accepts(given)
+
+    async def _answer_plugin(self, scope: Message, receive: Receive, send: Send) -> None:
+        path = scope["path"]
         route = (scope["method"], path)
         if route == ("GET", SPECULATION_PATH):
             await self._command(scope, send, "{}")
@@ -82,9 +162,6 @@ class SpeculationMiddleware:
             await _answer(send, 404 if usage is None else 200, usage or {"error": "it was not counted"})
         else:
             await _answer(send, 405, {"error": f"{path} does not accept {scope['method']}"})
-
-    def _is_ours(self, scope: Message) -> bool:
-        return hmac.compare_digest(_header(scope, b"authorization"), b"Bearer " + (self._token or b""))
 
     async def _command(self, scope: Message, send: Send, text: str) -> None:
         if self._is_leaving:
@@ -142,11 +219,11 @@ def _header(scope: Message, wanted: bytes) -> bytes:
     return next((bytes(value) for name, value in scope["headers"] if name.lower() == wanted), b"")
 
 
-def _read_token(name: str | None) -> bytes | None:
-    if not name:
-        return None
-    token = Path(name).read_bytes().strip()
-    return token or None
+async def _refuse(scope: Message, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await _answer(send, 401, UNAUTHORISED)
 
 
 def _parse_request(text: str) -> RestartRequest | None:

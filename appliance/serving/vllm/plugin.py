@@ -11,6 +11,7 @@ the worker reports that it cannot be controlled.
 from typing import Any
 
 from appliance.serving.vllm.deferred_prefill import ARGUMENTS, defer_draft_prefill
+from appliance.serving.vllm.redaction import redact_before, replace_failure_dump
 from appliance.serving.vllm.repairs import (
     bypass_rejection_without_drafts,
     repair_cpu_sampling,
@@ -26,10 +27,15 @@ def register() -> None:
     from vllm import __version__ as version  # noqa: PLC0415 - never imported outside a worker
     from vllm.platforms import current_platform  # noqa: PLC0415
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
+    from vllm.v1.engine import core  # noqa: PLC0415
     from vllm.v1.engine.output_processor import OutputProcessor  # noqa: PLC0415
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
-    install_control(Scheduler, EngineCore, engine=f"vllm {version}")
+    # In the API server the middleware does it.
+    redact_before(core.EngineCore, "preprocess_add_request")
+    redact_before(WorkerWrapperBase, "execute_model")
+    replace_failure_dump(core)
+    install_control(Scheduler, core.EngineCore, engine=f"vllm {version}")
     count_sequences(OutputProcessor)
     if current_platform.is_cpu():
         from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415

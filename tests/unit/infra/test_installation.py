@@ -114,15 +114,15 @@ def test_older_data_directory_gets_a_control_token(installation: Installation):
 
 
 def test_a_token_of_the_operators_is_used_as_it_is(tmp_path: Path):
-    """Machines that share workers share the file; the appliance never writes it."""
+    """Machines that share workers share the file; the appliance never writes it, and uses the first line."""
     elsewhere = tmp_path / "secrets" / "token"
     elsewhere.parent.mkdir()
-    elsewhere.write_text("  a random word\n")
+    elsewhere.write_text("  a random word\n the one before\n")
     data = DataSettings(directory=tmp_path / "data", control_token_file=elsewhere)
     installation = locate(Settings(data=data))
     start(installation)
     assert load_control_token(installation) == "a random word"
-    assert elsewhere.read_text() == "  a random word\n"
+    assert elsewhere.read_text() == "  a random word\n the one before\n"
     assert not (tmp_path / "data" / "control.token").exists()
 
 

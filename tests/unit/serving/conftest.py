@@ -6,6 +6,17 @@ import struct
 
 import pytest
 
+from appliance.serving.vllm import middleware, redaction
+
+
+@pytest.fixture(autouse=True)
+def redactions(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """How often this process would have been redacted: that changes Python itself, and cannot be undone."""
+    asked: list[None] = []
+    for module in (middleware, redaction):
+        monkeypatch.setattr(module, "redact_logs", lambda: asked.append(None))
+    return asked
+
 
 @pytest.fixture(scope="session")
 def loopback():

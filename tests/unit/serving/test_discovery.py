@@ -86,10 +86,9 @@ def test_invalid_base_url_is_refused(url: str):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "workers:8000", "https://workers:8000", "http://workers:8000/v1", "http://a:b", "http://u@a:1"],
+    ["", "workers:8000", "ftp://workers:8000", "http://workers:8000/v1", "http://a:b", "http://u@a:1"],
 )
 def test_invalid_discover_url_is_refused(url: str):
-    """Certificates are made out to names, so there is no TLS to bare addresses."""
     with pytest.raises(ConfigurationError, match=r"pool\.discover"):
         parse_service(url)
 
@@ -160,6 +159,16 @@ async def test_host_name_yields_a_worker_per_address():
     changes = await workers.resolve_now(parse_service(SERVICE))
     assert (changes.joined, changes.left) == (("10.0.0.2:8000",), ("10.0.0.1:8000", "[fd00::1]:8000"))
     assert ids(pool) == ["a:1", "10.0.0.2:8000"]
+
+
+async def test_discovered_workers_with_tls_must_have_the_name_of_the_service():
+    """Certificates are made out to names, not to the addresses of pods."""
+    pool = WorkerPool()
+    workers = discovery(pool, names=Names("10.0.0.1"))
+    workers.replace([], "https://workers.llm.svc")
+    await workers.resolve_now(parse_service("https://workers.llm.svc"))
+    worker = pool.snapshot("10.0.0.1:443").worker
+    assert worker.address == ("https://10.0.0.1:443", "workers.llm.svc")
 
 
 @pytest.mark.parametrize("error", [OSError("no such host"), TimeoutError(), UnicodeError("label too long")])

@@ -38,6 +38,7 @@ def plan(training: dict[str, Any] | None, **settings: Any) -> LaunchPlan:
         target=Weights(path=Path("/target"), config={}, tensors={}),
         draft=None if training is None else draft,
         environment={},
+        control_token_file=Path("/control.token"),
         can_import=lambda _: True,
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
@@ -18,7 +19,7 @@ from appliance.serving.launch import (
     draft_token_schedule,
     plan_launch,
 )
-from appliance.serving.vllm.middleware import SpeculationMiddleware
+from appliance.serving.vllm.middleware import GatewayMiddleware
 from appliance.serving.weights import Weights
 
 CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)
@@ -27,10 +28,12 @@ TARGET = Weights(path=Path("/models/llama-70b"), config={}, tensors={})
 DRAFT = Weights(path=Path("/models/llama-70b-eagle3"), config={}, tensors={})
 PYTHON = ("/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/llama-70b")
 REPORTING = ("--enable-per-request-metrics", "--enable-prompt-tokens-details")
+TOKEN = Path("/data/control.token")
 QUIET = (
     *("--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"),
     *("--disable-uvicorn-access-log", "--disable-fastapi-docs"),
     *("--allowed-media-domains", "none.invalid", "--shutdown-timeout", "30"),
+    *("--middleware", MIDDLEWARE),
 )
 
 
@@ -39,7 +42,7 @@ def plan(
     draft=DRAFT,
     environment=None,
     can_import=lambda _: True,
-    control_token_file=None,
+    control_token_file=TOKEN,
     **settings,
 ):
     return plan_launch(
@@ -232,34 +235,54 @@ def test_schedule_covers_every_batch_size(largest, tokens):
     assert draft_token_schedule(explicit) == schedule
 
 
-def test_installs_the_middleware_if_there_is_a_token():
-    """The worker is given the path of the token, never the token itself."""
-    made = plan(control_token_file=Path("/data/control.token"), environment={"HOME": "/home"})
-    at = made.argv.index("--middleware")
-    assert made.argv[at + 1] == "appliance.serving.vllm.middleware.SpeculationMiddleware"
-    assert made.environment["APPLIANCE_CONTROL_TOKEN_FILE"] == "/data/control.token"
-    assert made.environment["HOME"] == "/home"
-    assert not any("control.token" in argument for argument in made.argv)
-    assert [*made.argv[:at], *made.argv[at + 2 :]] == list(plan(environment={"HOME": "/home"}).argv)
+def test_every_worker_has_the_middleware_that_admits_gateways():
+    """The worker is given the paths of the tokens, never the tokens themselves."""
+    made = plan(
+        environment={"HOME": "/home"}, draft=None, method="none", scrape_token_file=Path("/scrape.token")
+    )
+    assert (
+        made.argv[made.argv.index("--middleware") + 1]
+        == "appliance.serving.vllm.middleware.GatewayMiddleware"
+    )
+    assert dict(made.environment) | {
+        "HOME": "/home",
+        "APPLIANCE_CONTROL_TOKEN_FILE": "/data/control.token",
+        "APPLIANCE_SCRAPE_TOKEN_FILE": "/scrape.token",
+    } == dict(made.environment)
+    assert not any(".token" in argument for argument in made.argv)
+    assert "APPLIANCE_SCRAPE_TOKEN_FILE" not in plan().environment
 
 
-def test_worker_without_a_token_has_no_appliance_routes():
-    """It could not authenticate callers."""
-    made = plan()
-    assert "--middleware" not in made.argv
-    assert "APPLIANCE_CONTROL_TOKEN_FILE" not in made.environment
+def test_a_worker_with_a_certificate_serves_https():
+    files = {"tls_certificate_file": Path("/tls/worker.pem"), "tls_key_file": Path("/tls/worker.key")}
+    made = plan(**files)
+    tls = ["--ssl-certfile", "/tls/worker.pem", "--ssl-keyfile", "/tls/worker.key", "--enable-ssl-refresh"]
+    at = made.argv.index("--ssl-certfile")
+    assert list(made.argv[at : at + 5]) == tls
+    assert "--ssl-ca-certs" not in made.argv
+    assert (made.url, made.certificate) == ("https://127.0.0.1:8000", tuple(files.values()))
+    made = plan(**files, tls_client_ca_file=Path("/tls/ca.pem"))
+    assert list(made.argv[at : at + 9]) == [*tls, "--ssl-ca-certs", "/tls/ca.pem", "--ssl-cert-reqs", "2"]
+    assert (plan().url, plan().certificate) == ("http://127.0.0.1:8000", None)
 
 
-def test_a_worker_without_a_draft_can_be_restarted_too():
-    """Every worker has the plugin: a restart may bring the draft back."""
-    made = plan(draft=None, method="none", control_token_file=Path("/data/control.token"))
-    assert "--middleware" in made.argv
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"tls_certificate_file": "/a"}, "tls_certificate_file and tls_key_file come together"),
+        ({"tls_key_file": "/a"}, "tls_certificate_file and tls_key_file come together"),
+        ({"tls_client_ca_file": "/a"}, "needs TLS"),
+    ],
+)
+def test_files_of_a_worker_s_tls_come_together(settings, missing):
+    with pytest.raises(ValidationError, match=missing):
+        WorkerSettings(**settings)
 
 
 def test_named_middleware_exists():
     """vLLM imports it by its name, in the worker."""
     module, _, name = MIDDLEWARE.rpartition(".")
-    assert getattr(importlib.import_module(module), name) is SpeculationMiddleware
+    assert getattr(importlib.import_module(module), name) is GatewayMiddleware
 
 
 @pytest.mark.parametrize("argument", sorted(REFUSED))

@@ -9,14 +9,16 @@ import pytest
 from aiohttp import web
 
 from appliance.errors import ControlRefusedError, WorkerFailedError
+from appliance.infra.settings import PoolSettings
 from appliance.serving.client import WorkerClient
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.plans import WorkerPlans
 from appliance.serving.restart import RestartClient
 from appliance.serving.restart_request import WITH_DRAFT, CandidateDraft, RestartRequest
-from appliance.serving.vllm.middleware import SpeculationMiddleware
+from appliance.serving.vllm.middleware import GatewayMiddleware
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
+from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import Reason
 from tests.fakes import MODEL, FakeWorker
 from tests.recorder import RECORDED_AT
@@ -27,7 +29,9 @@ NOWHERE = Worker(worker_id=WorkerId("w1"), url="http://127.0.0.1:9")
 
 async def canary(fake: FakeWorker, seconds: float = 5.0) -> int:
     worker = Worker(worker_id=WorkerId("w1"), url=fake.url)
-    async with WorkerClient.open(connect_seconds=1.0) as client:
+    async with WorkerClient.open(
+        token="secret", tls=WorkerTls(PoolSettings()), connect_seconds=1.0
+    ) as client:
         return await client.canary(worker, MODEL, seconds)
 
 
@@ -107,7 +111,10 @@ async def plugin(status: int):
 @pytest.mark.parametrize("with_draft", [True, False])
 async def test_restart_sends_the_token(with_draft):
     """The plugin confirms the request before the worker ends."""
-    async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
+    async with (
+        plugin(202) as (worker, asked),
+        RestartClient.open(token="secret", tls=WorkerTls(PoolSettings())) as client,
+    ):
         await client.restart(worker, request=RestartRequest(with_draft=with_draft), reason=Reason.COLLAPSED)
     assert asked == [("Bearer secret", {"with_draft": with_draft})]
 
@@ -115,7 +122,10 @@ async def test_restart_sends_the_token(with_draft):
 async def test_restart_names_the_draft_under_test():
     """With its promotion; a plugin of an earlier version ignores both."""
     tried = CandidateDraft(draft=f"sha256:{'a' * 64}", promotion="01J")
-    async with plugin(202) as (worker, asked), RestartClient.open(token="secret") as client:
+    async with (
+        plugin(202) as (worker, asked),
+        RestartClient.open(token="secret", tls=WorkerTls(PoolSettings())) as client,
+    ):
         request = RestartRequest(with_draft=True, candidate=tried)
         await client.restart(worker, request=request, reason=Reason.OPERATOR_OVERRIDE)
     body = {"with_draft": True, "draft": tried.draft, "promotion": "01J"}
@@ -128,7 +138,10 @@ async def test_restart_names_the_draft_under_test():
 )
 async def test_refused_restart_gives_the_reason(status, why):
     """It keeps running, which is not a failure of the worker."""
-    async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
+    async with (
+        plugin(status) as (worker, _),
+        RestartClient.open(token="secret", tls=WorkerTls(PoolSettings())) as client,
+    ):
         with pytest.raises(ControlRefusedError, match=f"worker w1 cannot be restarted from here: .*{why}"):
             await client.restart(worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)
 
@@ -136,13 +149,16 @@ async def test_refused_restart_gives_the_reason(status, why):
 @pytest.mark.parametrize("status", [200, 307, 400, 500])
 async def test_any_other_answer_is_a_failure(status):
     """Only 202 means that it will restart."""
-    async with plugin(status) as (worker, _), RestartClient.open(token="secret") as client:
+    async with (
+        plugin(status) as (worker, _),
+        RestartClient.open(token="secret", tls=WorkerTls(PoolSettings())) as client,
+    ):
         with pytest.raises(WorkerFailedError, match=str(status)):
             await client.restart(worker, request=WITH_DRAFT, reason=Reason.COLLAPSED)
 
 
 async def test_unreachable_worker_is_a_failure():
-    async with RestartClient.open(token="secret") as client:
+    async with RestartClient.open(token="secret", tls=WorkerTls(PoolSettings())) as client:
         with pytest.raises(WorkerFailedError, match="could not be reached"):
             await client.restart(NOWHERE, request=WITH_DRAFT, reason=Reason.COLLAPSED)
 
@@ -184,7 +200,7 @@ async def test_plugin_and_supervisor_exchange_the_restart_request(
         "path": RESTART_PATH,
         "headers": [(b"authorization", b"Bearer secret")],
     }
-    await SpeculationMiddleware(None)(scope, receive, send)
+    await GatewayMiddleware(None)(scope, receive, send)
     assert (sent[0]["status"], signals) == (202, [(os.getpid(), signal.SIGTERM)])
     plans = WorkerPlans(plan("with"), target_only=plan("without"), restart_file=tmp_path / "request")
     assert plans.accept_request()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from appliance.serving.plugin_client import parse_reading
-from appliance.serving.vllm.middleware import SpeculationMiddleware
+from appliance.serving.vllm.middleware import GatewayMiddleware
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_protocol import DRAFT_DIGEST, SPECULATION_PATH, TARGET_DIGEST, TOKEN_FILE
 from appliance.speculation.values import EngineReading
@@ -41,7 +41,7 @@ async def said(monkeypatch, tmp_path, **environment: str) -> EngineReading:
         "headers": [(b"authorization", b"Bearer secret")],
         "app": app,
     }
-    await SpeculationMiddleware(None)(scope, None, send)
+    await GatewayMiddleware(None)(scope, None, send)
     return parse_reading(sent[0]["status"], sent[1]["body"].decode())
 
 

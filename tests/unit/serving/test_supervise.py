@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from appliance.errors import ControlRefusedError, WorkerStartError
+from appliance.infra.settings import PoolSettings
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import SupervisorTiming, restart_delay_seconds
@@ -28,6 +29,7 @@ from appliance.serving.supervise import Supervisor, WorkerEventKind, free_port, 
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_log import bound, failure_line, find_phase, rotate
 from appliance.serving.worker_protocol import RESTART_FILE
+from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import Reason
 
 pytestmark = pytest.mark.usefixtures("loopback")
@@ -199,7 +201,11 @@ async def test_reports_every_event_of_a_workers_life(tmp_path):
 
 
 async def test_restarts_a_dead_worker(tmp_path):
-    """Each death is reported with the worker's last output, and followed by a start."""
+    """
+    Each death is reported with the class of the exception, and followed by a start.
+
+    The worker has served, so the message may quote a request.
+    """
     fake = Fake(tmp_path, "dies")
     async with asyncio.TaskGroup() as group:
         group.create_task(fake.supervisor.run())
@@ -207,7 +213,7 @@ async def test_restarts_a_dead_worker(tmp_path):
         await fake.supervisor.stop()
     assert fake.said[:8] == ["starting", "healthy", "died", "restarting"] * 2
     died = fake.events[2]
-    assert (died.detail, died.exit_code) == ("RuntimeError: I am tired", 3)
+    assert (died.detail, died.exit_code) == ("RuntimeError", 3)
     assert [fake.events[3].detail, fake.events[7].detail] == ["in 0.05 s", "in 0.05 s"]
 
 
@@ -384,7 +390,7 @@ async def test_restart_request_file_takes_effect_once(tmp_path, with_draft, plan
     )
     async with (
         asyncio.timeout(20),
-        RestartClient.open(token="any") as client,
+        RestartClient.open(token="any", tls=WorkerTls(PoolSettings())) as client,
         asyncio.TaskGroup() as group,
     ):
         group.create_task(fake.supervisor.run())
@@ -589,7 +595,7 @@ async def test_a_node_of_several_that_ends_is_not_started_alone(tmp_path, node):
     if node == "further":
         # The supervisor does not poll it, so the test does, until it dies.
         await asyncio.to_thread(poll_until_dead, fake.plan.url)
-    with pytest.raises(WorkerStartError, match=r"worker w1 ended: .*I am tired"):
+    with pytest.raises(WorkerStartError, match=r"worker w1 ended: RuntimeError"):
         await running
     assert fake.said == ["starting", "healthy", "died", "gave_up"]
 
@@ -711,6 +717,29 @@ def test_finds_the_root_in_real_logs(log, expected):
 def test_finds_the_root_in_short_logs(log, expected):
     """Any log gives exactly one line."""
     assert failure_line(log) == expected
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("ValueError: the patient said", "ValueError"),
+        ("ValueError: a\nRuntimeError: Worker failed with error 'the patient said'", "ValueError"),
+        (
+            "RuntimeError: Worker failed with error 'the patient said'",
+            "RuntimeError: Worker failed with error",
+        ),
+        (
+            "pydantic.ValidationError: 1 validation error\n  Value error, the patient said",
+            "it logged no exception",
+        ),
+        ("usage\napi_server.py: error: the patient said", "it logged no exception"),
+        ("the patient said", "it logged no exception"),
+        ("", "it logged no exception"),
+    ],
+)
+def test_of_a_worker_that_has_served_no_text_is_repeated(log, expected):
+    """It may quote a request."""
+    assert failure_line(log, has_served=True) == expected
 
 
 def test_names_the_latest_phase():

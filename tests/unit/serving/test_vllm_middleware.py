@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 
 from appliance.serving.vllm import middleware
-from appliance.serving.vllm.middleware import LARGEST_BODY, SpeculationMiddleware
+from appliance.serving.vllm.middleware import LARGEST_BODY, GatewayMiddleware
 from appliance.serving.vllm.token_counts import count_sequences
 from appliance.serving.worker_protocol import (
     RESTART_FILE,
     RESTART_PATH,
     RPC,
+    SCRAPE_TOKEN_FILE,
     SPECULATION_PATH,
     TOKEN_FILE,
     USAGE_PATH,
 )
 
-TOKEN = "0123456789abcdef"
+TOKEN, SCRAPE = "0123456789abcdef", "fedcba9876543210"
 OURS = ((b"authorization", b"Bearer " + TOKEN.encode()),)
 READING = {"controllable": True, "problems": [], "engine": "vllm 0.32.0", "epoch": "0f"}
 ROUTES = [
@@ -68,7 +69,7 @@ class Worker:
             state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=self.core))
         )
         self.passed: list[tuple[Any, Any, Any]] = []
-        self.middleware = SpeculationMiddleware(self.serve)
+        self.middleware = GatewayMiddleware(self.serve)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         self.passed.append((scope, receive, send))
@@ -121,8 +122,17 @@ Start = Callable[..., Worker]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start workers, by default supervised and with a token."""
 
-    def make(core: Core | None = None, *, token: str | None = TOKEN, supervised: bool = True) -> Worker:
+    def make(
+        core: Core | None = None,
+        *,
+        token: str | None = TOKEN,
+        scrape: str | None = None,
+        supervised: bool = True,
+    ) -> Worker:
         monkeypatch.delenv(TOKEN_FILE, raising=False)
+        if scrape is not None:
+            (tmp_path / "scrape.token").write_text(scrape)
+            monkeypatch.setenv(SCRAPE_TOKEN_FILE, str(tmp_path / "scrape.token"))
         monkeypatch.delenv(RESTART_FILE, raising=False)
         if token is not None:
             (tmp_path / "control.token").write_text(token)
@@ -142,35 +152,27 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return sent
 
 
-@pytest.mark.parametrize("token", [None, "", " \n"])
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_routes_do_not_exist_without_a_token(start, token, method, path):
-    """An empty file is no token: otherwise every caller would have it."""
-    worker = start(token=token)
-    scope = {"type": "http", "method": method, "path": path, "headers": [(b"authorization", b"Bearer ")]}
-    await worker.middleware(scope, None, None)
-    assert worker.passed == [(scope, None, None)]
-    assert worker.core.asked == []
+def test_server_does_not_start_without_a_token(start, tmp_path):
+    """Otherwise it would answer every caller, or, with an empty token, callers who send none."""
+    for token in ("", " \n"):
+        with pytest.raises(ValueError, match=r"control\.token is empty: put a random word in it"):
+            start(token=token)
+    with pytest.raises(KeyError, match=TOKEN_FILE):
+        start(token=None)
 
 
-@pytest.mark.parametrize(
-    "scope",
-    [
-        {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []},
-        {"type": "http", "method": "GET", "path": SPECULATION_PATH + "/", "headers": []},
-        {"type": "http", "method": "GET", "path": "/", "headers": []},
-        {"type": "websocket", "path": SPECULATION_PATH, "headers": []},
-        {"type": "lifespan"},
-    ],
-)
-async def test_everything_else_passes_through_untouched(start, scope):
-    """The same objects, and no call of the engine."""
-    worker, before, receive, send = start(), dict(scope), object(), object()
-    await worker.middleware(scope, receive, send)
-    ((passed, *channels),) = worker.passed
-    assert passed is scope
-    assert channels == [receive, send]
-    assert (scope, worker.core.asked) == (before, [])
+EVERY_ROUTE = [
+    *ROUTES,
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/version"),
+    ("GET", "/metrics"),
+    ("GET", "/"),
+    ("POST", "/health/"),
+    ("GET", "//health"),
+    ("GET", SPECULATION_PATH + "/"),
+]
 
 
 @pytest.mark.parametrize(
@@ -183,16 +185,93 @@ async def test_everything_else_passes_through_untouched(start, scope):
         ((b"authorization", TOKEN.encode()),),
         ((b"authorization", b"Bearer \xff\xfe"),),
         ((b"x-authorization", b"Bearer " + TOKEN.encode()),),
+        ((b"authorization", b"Bearer " + SCRAPE.encode()),),
     ],
 )
-@pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_call_without_the_token_is_refused(start, signals, tmp_path, method, path, headers):
-    """Before the body is read."""
-    worker = start()
+@pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
+async def test_every_route_but_health_needs_the_control_token(
+    start, signals, tmp_path, method, path, headers
+):
+    """Before the body is read; the scrape token opens the metrics alone."""
+    worker = start(scrape=SCRAPE)
+    if path == "/metrics" and SCRAPE.encode() in b"".join(value for _, value in headers):
+        await passes(worker, {"type": "http", "method": method, "path": path, "headers": headers})
+        return
     reply = await worker.ask(method, path, b'{"with_draft": true}', headers=headers)
-    assert (reply.status, reply.content) == (401, {"error": "the control token is missing or wrong"})
+    assert (reply.status, reply.content) == (401, {"error": "unauthorized"})
     assert (worker.core.asked, worker.passed, signals) == ([], [], [])
     assert not (tmp_path / "restart.json").exists()
+
+
+async def passes(worker, scope):
+    """It passes through untouched: the same objects, and no call of the engine."""
+    before, receive, send = dict(scope), object(), object()
+    await worker.middleware(scope, receive, send)
+    ((passed, *channels),) = worker.passed
+    assert passed is scope
+    assert channels == [receive, send]
+    assert (scope, worker.core.asked) == (before, [])
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        *(
+            {"type": "http", "method": method, "path": path, "headers": OURS}
+            for method, path in EVERY_ROUTE[len(ROUTES) :]
+        ),
+        {"type": "http", "method": "GET", "path": "/health", "headers": ()},
+        {"type": "websocket", "path": "/v1/realtime", "headers": OURS},
+        {"type": "lifespan"},
+    ],
+)
+async def test_requests_of_a_gateway_pass_through_untouched(start, scope):
+    await passes(start(), scope)
+
+
+async def test_a_websocket_without_the_token_is_closed(start):
+    worker, sent = start(), []
+
+    async def send(message):
+        sent.append(message)
+
+    await worker.middleware({"type": "websocket", "path": "/v1/realtime", "headers": ()}, None, send)
+    assert (sent, worker.passed) == ([{"type": "websocket.close", "code": 1008}], [])
+
+
+async def test_tokens_are_rotated_without_a_restart(start, tmp_path):
+    """Both are accepted while the file has both; a file that is being written changes nothing."""
+    worker, path = start(), tmp_path / "control.token"
+
+    async def answers(token: str) -> int:
+        headers = ((b"authorization", b"Bearer " + token.encode()),)
+        return (await worker.ask("GET", SPECULATION_PATH, headers=headers)).status
+
+    assert [await answers(TOKEN), await answers("next")] == [200, 401]
+    path.write_text(f"{TOKEN}\nnext\n")
+    assert [await answers(TOKEN), await answers("next")] == [200, 200]
+    path.write_text("")
+    assert [await answers(TOKEN), await answers("next")] == [200, 200]
+    path.write_text("next\n")
+    assert [await answers(TOKEN), await answers("next")] == [401, 200]
+
+
+async def test_refusals_are_counted_in_a_line_a_minute(start, caplog):
+    worker = start()
+    times = [0.0, 1.0, 59.0, 61.0, 62.0]
+    worker.middleware._refusals = middleware.Refusals(iter(times).__next__)
+    for _ in times:
+        await worker.ask("GET", "/metrics", headers=())
+    written = [record.getMessage() for record in caplog.records if record.name == "vllm.appliance"]
+    assert written == [f"refused {count} requests without a valid token" for count in (1, 3)]
+
+
+async def test_api_server_withholds_content_from_its_first_request_on(start, redactions):
+    worker = start()
+    await worker.middleware({"type": "lifespan"}, None, None)
+    assert redactions == []
+    await worker.ask("GET", "/metrics", headers=())
+    assert len(redactions) == 1
 
 
 async def test_a_token_file_may_end_with_a_newline(start):

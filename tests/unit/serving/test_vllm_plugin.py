@@ -17,6 +17,7 @@ import pytest
 
 from appliance.serving.vllm.deferred_prefill import ARGUMENTS
 from appliance.serving.vllm.plugin import install_control, install_deferred_prefill, register
+from appliance.serving.vllm.redaction import dump_failed_step
 from appliance.serving.vllm.repairs import (
     NAP_SECONDS,
     bypass_rejection_without_drafts,
@@ -42,6 +43,9 @@ class Engine:
             def __init__(self, scheduler: Any) -> None:
                 self.scheduler = scheduler
                 self.fetched: list[bool] = []
+
+            def preprocess_add_request(self, request: Any) -> Any:
+                return request
 
             def post_step(self, model_executed: bool) -> None:
                 self.fetched.append(model_executed)
@@ -147,8 +151,13 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def propose_draft_token_ids(self, scheduler_output, sampled_token_ids):
             pass
 
+    class Wrapper:
+        def execute_model(self, scheduler_output):
+            return scheduler_output
+
     made = SimpleNamespace(
         engine=engine,
+        wrapper=Wrapper,
         runner=Runner,
         other_runner=OtherRunner,
         proposer=Proposer,
@@ -167,7 +176,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.v1.core.sched": {},
         "vllm.v1.core.sched.scheduler": {"Scheduler": engine.scheduler_class},
         "vllm.v1.engine": {},
-        "vllm.v1.engine.core": {"EngineCore": engine.core_class},
+        "vllm.v1.engine.core": {"EngineCore": engine.core_class, "dump_engine_exception": len},
         "vllm.v1.engine.output_processor": {"OutputProcessor": type("OutputProcessor", (), {})},
         "vllm.v1.sample": {"rejection_sampler": made.sampler},
         "vllm.v1.sample.ops": {"topk_topp_sampler": made.filter},
@@ -175,11 +184,15 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.v1.spec_decode.llm_base_proposer": {"SpecDecodeBaseProposer": Proposer},
         "vllm.v1.worker": {},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": Runner},
+        "vllm.v1.worker.worker_base": {"WorkerWrapperBase": Wrapper},
     }
     for name, content in contents.items():
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
+        parent, _, last = name.rpartition(".")
+        if parent:
+            vars(sys.modules[parent]).setdefault(last, module)
     return made
 
 
@@ -202,6 +215,33 @@ def test_gpu_worker_gets_control_only(modules):
     assert (modules.sampler.expand_batch_to_tokens, modules.filter.apply_top_k_only) == (len, len)
     assert modules.shared_memory.sched_yield is len
     assert modules.runner.propose_draft_token_ids is propose
+
+
+def test_engine_and_worker_processes_withhold_content_from_their_first_request_on(modules, redactions):
+    register()
+    core, wrapper = modules.engine.start(), modules.wrapper()
+    assert sys.modules["vllm.v1.engine.core"].dump_engine_exception is dump_failed_step
+    assert redactions == []
+    assert (core.preprocess_add_request(1), len(redactions)) == (1, 1)
+    assert (wrapper.execute_model(2), len(redactions)) == (2, 2)
+    assert (core.preprocess_add_request(3), wrapper.execute_model(4), len(redactions)) == (3, 4, 2)
+
+
+def test_vllm_has_what_the_redaction_hooks_into():
+    """If an upgrade moves one of them, the logs would be redacted from the start, or quote a failed step."""
+    assert "preprocess_add_request" in methods("v1.engine.core", "EngineCore")
+    assert "execute_model" in methods("v1.worker.worker_base", "WorkerWrapperBase")
+    called = [
+        node.func.id
+        for node in ast.walk(tree("v1.engine.core"))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    assert called.count("dump_engine_exception") == 1
+    taken = {"num_scheduled_tokens", "scheduled_new_reqs", "scheduled_spec_decode_tokens"}
+    assert taken <= fields("v1.core.sched.output", "SchedulerOutput")
+    assert {"num_running_reqs", "num_waiting_reqs", "kv_cache_usage"} <= fields(
+        "v1.metrics.stats", "SchedulerStats"
+    )
 
 
 def test_runner_of_another_structure_is_left_unchanged(modules):

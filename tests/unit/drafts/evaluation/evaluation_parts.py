@@ -16,13 +16,14 @@ from appliance.drafts.evaluation.asking import CompletionClient
 from appliance.drafts.evaluation.evaluating import Comparison, EvaluationSite, HeldOutData
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker
 from appliance.drafts.harvest.sample import TrainingSample
-from appliance.infra.settings import WorkerSettings
+from appliance.infra.settings import PoolSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.supervise import free_port
 from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_tls import WorkerTls
 from tests.unit.drafts.evaluation.bare_report import DATASET
 from tests.unit.drafts.evaluation.evaluated_worker import make_server
 
@@ -125,8 +126,10 @@ async def in_thread(
     thread.start()
     try:
         async with (
-            CompletionClient.open(url=plan.url, model=plan.model, max_tokens=max_tokens) as client,
-            SpeculationClient.open(token=token) as speculation,
+            CompletionClient.open(
+                url=plan.url, model=plan.model, max_tokens=max_tokens, token=token
+            ) as client,
+            SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as speculation,
         ):
             worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
             yield EvaluationWorker(arm=arm, worker=worker, client=client, speculation=speculation)

@@ -22,6 +22,7 @@ def command(tracing: TracingSettings | None, *extra: str) -> tuple[str, ...]:
         target=Weights(path=Path("/models/one"), config={}, tensors={}),
         draft=None,
         environment={},
+        control_token_file=Path("/control.token"),
         tracing=tracing,
     ).argv
 
