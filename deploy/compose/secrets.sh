@@ -6,7 +6,7 @@ set -eu
 directory=${1:-$(cd "$(dirname "$0")/.." && pwd)/secrets}
 umask 077
 mkdir -p "$directory"
-for name in control-token grafana-admin-password database-owner-password database-gateway-password; do
+for name in control-token scrape-token grafana-admin-password database-owner-password database-gateway-password; do
     [ -e "$directory/$name" ] && continue
     od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$directory/.$name.new"
     chgrp 0 "$directory/.$name.new"

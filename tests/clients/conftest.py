@@ -50,6 +50,9 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The three workers start side by side."""
     directory = tmp_path_factory.mktemp("clients")
+    token = directory / "control.token"
+    token.write_text("a shared secret\n", encoding="utf-8")
+    shared = {"APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(token)}
     with ExitStack() as stack:
 
         def start(task: str, name: str, *arguments: str) -> WorkerProcess:
@@ -57,6 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 directory / task,
                 "--no-draft",
                 environment={
+                    **shared,
                     "APPLIANCE_WORKER__TASK": task,
                     "APPLIANCE_WORKER__SERVED_NAME": name,
                     "APPLIANCE_WORKER__EXTRA_ARGUMENTS": json.dumps(arguments),
@@ -70,6 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             start("score", RERANKING_MODEL, "--hf-overrides", json.dumps(RERANKER)),
         ]
         settings = {
+            **shared,
             "APPLIANCE_POOL__URLS": json.dumps([worker.url for worker in others]),
             "APPLIANCE_WORKER__TOOL_CALL_PARSER": "hermes",
             "APPLIANCE_WORKER__EXTRA_ARGUMENTS": json.dumps(["--structured-outputs-config", COMPACT]),

@@ -159,6 +159,7 @@ def test_the_settings_next_to_it_are_settings(name):
     else:
         assert (settings.worker.host, settings.worker.port) == ("0.0.0.0", 8000)
         assert str(settings.worker.model).startswith("/models/")
+        assert str(settings.worker.scrape_token_file) == "/run/secrets/scrape-token"
 
 
 def test_dashboards_and_rules_come_from_one_place():
@@ -170,6 +171,16 @@ def test_dashboards_and_rules_come_from_one_place():
     read = yaml.safe_load((AT / "compose" / "prometheus.yaml").read_text(encoding="utf-8"))
     assert read["rule_files"] == ["/etc/prometheus/rules/*.yaml"]
     assert not {"remote_write", "remote_read"} & set(read)
+
+
+def test_prometheus_has_the_scrape_token_and_not_the_control_token():
+    """Which would let it use models and restart workers; the file is readable by group 0."""
+    read = yaml.safe_load((AT / "compose" / "prometheus.yaml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job for job in read["scrape_configs"]}
+    assert jobs["worker"]["authorization"] == {"credentials_file": "/run/secrets/scrape-token"}
+    assert SERVICES["prometheus"]["secrets"] == ["scrape-token"]
+    assert SERVICES["prometheus"]["user"].partition(":")[2] == "0"
+    assert all("scrape-token" in SERVICES[name]["secrets"] for name in ("worker-cpu", "worker-gpu"))
 
 
 def test_the_database_comes_with_the_role_of_the_gateway(tmp_path):

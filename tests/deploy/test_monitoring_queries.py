@@ -228,9 +228,13 @@ def test_alert_pages_match_the_rules():
     "name", sorted({file.name for file in (ROOT / "deploy" / "compose").glob("prometheus.yaml")})
 )
 def test_prometheus_accepts_the_scrape_configuration(name: str, tmp_path: Path):
-    """The file itself, with the rules where they are here."""
+    """The file itself, with the rules and the token where they are here."""
     content = yaml.safe_load((ROOT / "deploy" / "compose" / name).read_text(encoding="utf-8"))
     content["rule_files"] = [str(MONITORING / "rules" / "*.yaml")]
+    (tmp_path / "token").touch()
+    for job in content["scrape_configs"]:
+        if "authorization" in job:
+            job["authorization"]["credentials_file"] = str(tmp_path / "token")
     file = tmp_path / name
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     ended = subprocess.run(

@@ -377,9 +377,10 @@ def test_the_worker_stops_within_a_second_after_a_client_has_left(appliance, str
         fetch(appliance.url + "/admin/v1/status", (appliance.data / "admin.key").read_text().strip())
     )
     metrics = status["workers"][0]["url"] + "/metrics"
+    token = (appliance.data / "control.token").read_text().strip()
 
     def running() -> float:
-        return sample(fetch(metrics), "vllm:num_requests_running")
+        return sample(fetch(metrics, token), "vllm:num_requests_running")
 
     body = {"model": "demo-coder", "prompt": PROMPT, "max_tokens": 1900, "stream": stream, "ignore_eos": True}
     data = json.dumps(body).encode()

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,27 +17,39 @@ import pytest_asyncio
 
 from appliance.app.worker_process import PLUGIN
 from appliance.errors import WorkerStartError
-from appliance.infra.settings import WorkerSettings
+from appliance.infra.settings import PoolSettings, WorkerSettings
+from appliance.serving.client import WorkerClient
 from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import LaunchPlan, plan_launch
-from appliance.serving.plugin_client import parse_reading
+from appliance.serving.plugin_client import SpeculationClient, parse_reading
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
 from appliance.serving.weights import Weights, inspect_weights
+from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_metrics import parse_metrics
 from appliance.serving.worker_protocol import SPECULATION_PATH
+from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.environment import offline_environment
+from tests.certificates import LOOPBACK, Authority
 
 pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 600
-TOKEN = "the-token-of-its-gateway"
+TOKEN, SCRAPE = "the-token-of-its-gateway", "the-token-of-prometheus"
+AUTHORITY = Authority("the site")
+NO_TOKEN = Path("/dev/null")
+"""For workers that fail before they read it."""
 
 
 def plan_for(
-    target: Weights, draft: Weights | None, *, port: int | None = None, token_file: Path | None = None
+    target: Weights,
+    draft: Weights | None,
+    *,
+    port: int | None = None,
+    token_file: Path = NO_TOKEN,
+    **settings: Path,
 ) -> LaunchPlan:
     method = "eagle3" if draft else "none"
     return plan_launch(
-        WorkerSettings(method=method, device="cpu", served_name="demo", max_num_seqs=8),
+        WorkerSettings(method=method, device="cpu", served_name="demo", max_num_seqs=8, **settings),
         python=sys.executable,
         port=port or free_port("127.0.0.1"),
         device=choose_device("cpu", detect_hardware()),
@@ -95,14 +108,24 @@ class Running:
                 await asyncio.sleep(0.1)
         return [event.kind for event in self.events[after:]]
 
+    async def ask(
+        self, path: str, body: dict | None = None, *, token: str = TOKEN, certificate: bool = True
+    ) -> tuple[int, str]:
+        """Ask as a gateway of the site does, or as one without its token or certificate."""
+        tls = ssl.create_default_context(cadata=AUTHORITY.pem)
+        if certificate:
+            tls.load_cert_chain(*self.plan.certificate)
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as http,
+            http.request("POST" if body else "GET", self.plan.url + path, json=body, ssl=tls) as response,
+        ):
+            return response.status, await response.text()
+
     async def complete(self) -> dict:
         body = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{self.plan.url}/v1/completions", json=body) as response,
-        ):
-            assert response.status == 200, await response.text()
-            return await response.json()
+        status, text = await self.ask("/v1/completions", body)
+        assert status == 200, text
+        return json.loads(text)
 
 
 def supervise(plan: LaunchPlan, directory: Path, *, max_restarts: int) -> Running:
@@ -122,7 +145,18 @@ async def running(demo_models, tmp_path_factory):
     (draft / "training.json").write_text(json.dumps(record))
     token_file = directory / "control.token"
     token_file.write_text(TOKEN)
-    plan = plan_for(inspect_weights(demo_models.target), inspect_weights(draft), token_file=token_file)
+    (directory / "scrape.token").write_text(SCRAPE)
+    (directory / "site.pem").write_text(AUTHORITY.pem)
+    files = AUTHORITY.issue(directory, "worker", *LOOPBACK)
+    plan = plan_for(
+        inspect_weights(demo_models.target),
+        inspect_weights(draft),
+        token_file=token_file,
+        scrape_token_file=directory / "scrape.token",
+        tls_certificate_file=files.certificate,
+        tls_key_file=files.key,
+        tls_client_ca_file=directory / "site.pem",
+    )
     running = supervise(plan, directory / "logs", max_restarts=1)
     running.task = asyncio.create_task(running.supervisor.run())
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -137,10 +171,48 @@ async def test_answers_with_drafts_and_says_how_many_were_accepted(running):
     answer = await running.complete()
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["metrics"]["speculative_decoding"]["num_spec_tokens"] == 3
-    async with aiohttp.ClientSession() as http, http.get(f"{running.plan.url}/metrics") as response:
-        metrics = parse_metrics(await response.text())
+    _, page = await running.ask("/metrics")
+    metrics = parse_metrics(page)
     assert metrics.generation_tokens_total >= 8
     assert metrics.speculation.drafts > 0
+
+
+async def test_only_a_caller_with_the_token_reaches_a_route_of_vllm(running):
+    """Health is open, and the metrics also to Prometheus, whose token opens nothing else."""
+    open_to = {"/health": (200, 200), "/metrics": (401, 200)}
+    for path in (
+        "/health",
+        "/metrics",
+        "/v1/models",
+        "/version",
+        "/openapi.json",
+        "/tokenize",
+        SPECULATION_PATH,
+    ):
+        asked = [(await running.ask(path, token=token))[0] for token in ("wrong", SCRAPE)]
+        assert tuple(asked) == open_to.get(path, (401, 401)), path
+    body = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 8}
+    assert await running.ask("/v1/completions", body, token=SCRAPE) == (401, '{"error": "unauthorized"}')
+    assert "without a valid token" in running.supervisor.log.read_text()
+
+
+async def test_only_a_client_with_a_certificate_of_the_site_connects(running):
+    with pytest.raises(aiohttp.ClientError):
+        await running.ask("/health", certificate=False)
+
+
+async def test_a_gateway_speaks_tls_to_a_real_worker(running):
+    """With the files of its settings: models, metrics, a canary request and the plugin."""
+    certificate, key = running.plan.certificate
+    pool = PoolSettings(ca_file=certificate.with_name("site.pem"), certificate_file=certificate, key_file=key)
+    worker, tls = Worker(worker_id=WorkerId("w1"), url=running.plan.url), WorkerTls(pool)
+    async with (
+        WorkerClient.open(token=TOKEN, tls=tls, connect_seconds=5.0) as client,
+        SpeculationClient.open(token=TOKEN, tls=tls) as speculation,
+    ):
+        assert [model.name for model in await client.models(worker, 30.0)] == ["demo"]
+        assert await client.canary(worker, "demo", 60.0) == 8
+        assert (await speculation.read(worker, 30.0)).controllable
 
 
 async def test_writes_no_prompt_to_its_log(running):
@@ -163,12 +235,7 @@ async def test_worker_environment_has_no_egress(running):
 
 async def test_a_real_engine_repeats_what_the_record_of_its_draft_says(running):
     """It was measured with six draft tokens, and this worker has three: half of the promise is left."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.get(running.plan.url + SPECULATION_PATH, headers=headers) as response,
-    ):
-        reading = parse_reading(response.status, await response.text())
+    reading = parse_reading(*await running.ask(SPECULATION_PATH))
     assert reading.controllable, reading.problems
     assert max(reading.choices) == 3
     assert reading.expected_length == 2.0

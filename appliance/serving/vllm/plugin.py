@@ -11,6 +11,7 @@ the worker reports that it cannot be controlled.
 from typing import Any
 
 from appliance.serving.vllm.deferred_prefill import ARGUMENTS, defer_draft_prefill
+from appliance.serving.vllm.media_salt import salt_media
 from appliance.serving.vllm.redaction import redact_before, replace_failure_dump
 from appliance.serving.vllm.repairs import (
     bypass_rejection_without_drafts,
@@ -26,6 +27,7 @@ def register() -> None:
     """Entry point; called once in every process of the worker."""
     from vllm import __version__ as version  # noqa: PLC0415 - never imported outside a worker
     from vllm.platforms import current_platform  # noqa: PLC0415
+    from vllm.renderers.base import BaseRenderer  # noqa: PLC0415
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
     from vllm.v1.engine import core  # noqa: PLC0415
     from vllm.v1.engine.output_processor import OutputProcessor  # noqa: PLC0415
@@ -35,6 +37,7 @@ def register() -> None:
     redact_before(core.EngineCore, "preprocess_add_request")
     redact_before(WorkerWrapperBase, "execute_model")
     replace_failure_dump(core)
+    salt_media(BaseRenderer)
     install_control(Scheduler, core.EngineCore, engine=f"vllm {version}")
     count_sequences(OutputProcessor)
     if current_platform.is_cpu():

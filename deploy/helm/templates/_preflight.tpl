@@ -59,6 +59,9 @@ database.inChart.existingSecret is empty: name a Secret with owner-password and 
 {{- if and $values.models (not $values.keys.controlToken.existingSecret) }}
 keys.controlToken.existingSecret is empty: gateways and workers need the same token; create a Secret with any random string
 {{- end -}}
+{{- if and $values.models $values.networkPolicy.metrics.workers (not $values.keys.scrapeToken.existingSecret) }}
+networkPolicy.metrics.workers is true and keys.scrapeToken.existingSecret is empty: workers answer no one without a token; create a Secret with any random string
+{{- end -}}
 {{- if and (ne $gateway.service.type "ClusterIP") (not $gateway.tls.existingSecret) }}
 gateway.service.type is {{ $gateway.service.type }} without TLS: keys and prompts would cross the network in plain text; name a certificate in gateway.tls.existingSecret
 {{- end -}}

@@ -101,6 +101,9 @@
 {{- $_ := set $worker "draft" (include "appliance.weightsPath" (dict "weights" $model.draft "at" "draft")) -}}
 {{- end -}}
 {{- end -}}
+{{- if .root.Values.keys.scrapeToken.existingSecret -}}
+{{- $_ := set $worker "scrape_token_file" "/etc/appliance/scrape-token/token" -}}
+{{- end -}}
 {{- include "appliance.mergeInto" (dict "into" $worker "from" $model.settings) -}}
 {{- $data := dict "directory" "/var/lib/appliance" "control_token_file" "/etc/appliance/control-token/token" -}}
 {{- $settings := dict "worker" $worker "data" $data "log" (dict "format" "json") -}}

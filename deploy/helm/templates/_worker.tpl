@@ -146,6 +146,11 @@ spec:
         - name: control-token
           mountPath: /etc/appliance/control-token
           readOnly: true
+        {{- if .root.Values.keys.scrapeToken.existingSecret }}
+        - name: scrape-token
+          mountPath: /etc/appliance/scrape-token
+          readOnly: true
+        {{- end }}
         {{- with include "appliance.draftsMount" (dict "root" .root "readOnly" true) }}
         {{- . | nindent 8 }}
         {{- end }}
@@ -179,6 +184,17 @@ spec:
         items:
           - key: {{ .root.Values.keys.controlToken.key }}
             path: token
+    {{- with .root.Values.keys.scrapeToken }}
+    {{- if .existingSecret }}
+    - name: scrape-token
+      secret:
+        secretName: {{ .existingSecret }}
+        defaultMode: 0400
+        items:
+          - key: {{ .key }}
+            path: token
+    {{- end }}
+    {{- end }}
     {{- with include "appliance.draftsVolume" .root }}
     {{- . | nindent 4 }}
     {{- end }}

@@ -109,6 +109,10 @@ CONTRADICTIONS = [
         r"keys\.controlToken\.existingSecret is empty",
     ),
     (
+        site({"networkPolicy": {"metrics": {"workers": True}}}),
+        r"keys\.scrapeToken\.existingSecret is empty: workers answer no one without a token",
+    ),
+    (
         site({"gateway": {"service": {"type": "LoadBalancer"}}}),
         r"gateway\.service\.type is LoadBalancer without TLS",
     ),

@@ -324,6 +324,26 @@ def test_objects_of_monitoring_appear_where_the_cluster_knows_them():
     ]
 
 
+def test_prometheus_scrapes_workers_with_a_token_of_its_own():
+    """Never with the control token, which restarts workers and opens their models."""
+    scraped = {
+        "networkPolicy": {"metrics": {"workers": True}},
+        "keys": {"scrapeToken": {"existingSecret": "scrape-token", "key": "word"}},
+    }
+    rendered = render(site(scraped), api_versions=[MONITORING])
+    (endpoint,) = rendered.one("ServiceMonitor", "workers")["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "scrape-token", "key": "word"}}
+    pod = template(rendered.one("Deployment"))
+    secret = volumes(pod)["scrape-token"]["secret"]
+    assert (secret["secretName"], secret["items"]) == ("scrape-token", [{"key": "word", "path": "token"}])
+    chosen = settings(rendered, "ministry-8b")["worker"]["scrape_token_file"]
+    mounts = {
+        mount["name"]: mount["mountPath"] for mount in container(rendered.one("Deployment"))["volumeMounts"]
+    }
+    assert chosen == f"{mounts['scrape-token']}/token"
+    assert "scrape-token" not in volumes(template(render(site()).one("Deployment")))
+
+
 def test_chart_has_the_repositorys_rules_and_dashboards():
     """Byte for byte in meaning: what compose shows is what the cluster shows."""
     rendered = render(site({"monitoring": {"dashboards": {"enabled": True}}}), api_versions=[MONITORING])
