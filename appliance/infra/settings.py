@@ -114,8 +114,9 @@ class ApiSettings(Section):
     drain_seconds: Annotated[int, Field(ge=0)] = 30
     """Maximum time a stopping gateway waits for running requests before it aborts them."""
     share_prefix_cache: bool = False
-    """Let tenants share the workers' prefix cache.  This is faster if they send the same prompts, but the
-    time to the first token then tells one tenant what another has sent."""
+    """Let tenants share the workers' prefix cache, and their caches of images, sound and video.  This is
+    faster if they send the same, but the time to the first token then tells one tenant what another has
+    sent."""
     silence_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Maximum time without data from a worker, including before its first byte; then the request fails."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
