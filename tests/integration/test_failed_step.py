@@ -13,6 +13,7 @@ from demo.process import ApplianceProcess
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("failed-step")]
 
 PATIENCE_SECONDS = 300
+WORKER_LOG = "data/logs/worker-worker-1.log"
 FIRST, SECOND = "zephyrs over Quixhaven", "walruses under Ormbridge"
 STOP, BAD_WORD, SCHEMA = "stopmark Vantibule", "badmark Okonquay", "schemamark Pellivar"
 MARKS = (FIRST, SECOND, STOP, BAD_WORD, SCHEMA)
@@ -47,7 +48,7 @@ def failed(tmp_path_factory):
     written = {"output": "".join(process.output)}
     for path in (directory / "data").rglob("*"):
         if path.is_file():
-            written[path.name] = path.read_bytes().decode("utf-8", "replace")
+            written[str(path.relative_to(directory))] = path.read_bytes().decode("utf-8", "replace")
     return written, step
 
 
@@ -98,13 +99,13 @@ def test_no_token_of_a_prompt_or_draft_is_written(failed):
     runs += [ids for ids in step["drafts"].values() if len(ids) > 1]
     spelt = [re.compile(r"\b" + r"\D{1,3}".join(map(str, run)) + r"\b") for run in runs]
     logs = {name: text for name, text in written.items() if name == "output" or ".log" in name}
-    assert any(name.startswith("worker-") for name in logs)
+    assert WORKER_LOG in logs
     assert [(name, each.pattern) for name, text in logs.items() for each in spelt if each.search(text)] == []
 
 
 def test_an_operator_reads_where_and_in_which_requests_the_step_failed(failed):
     written, step = failed
-    (worker_log,) = (text for name, text in written.items() if name == "worker-worker-1.log")
+    worker_log = written[WORKER_LOG]
     assert re.search(r"sitecustomize.py\", line \d+, in execute_model", worker_log)
     assert re.search(r"^.*\] ValueError$", worker_log, re.MULTILINE)
     dump = next(

@@ -62,6 +62,9 @@ def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
         settings.tls.key_file,
         settings.tls.key_password_file,
         settings.tls.command_key_file,
+        settings.pool.key_file,
+        settings.worker.scrape_token_file,
+        settings.worker.tls_key_file,
         _password_file(installation.database_url),
     ]
     found = [_look(path, is_key=path in strict) for path in (*strict, *other) if path is not None]

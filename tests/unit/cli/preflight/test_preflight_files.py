@@ -72,6 +72,18 @@ def test_keys_to_stored_content_that_a_backup_of_the_data_would_take_are_reporte
     assert result(payload_master_key_file=str(tmp_path / "master.key")) is CheckResult.OK
 
 
+@pytest.mark.parametrize("setting", ["pool.key_file", "worker.scrape_token_file", "worker.tls_key_file"])
+def test_secrets_between_gateway_and_workers_are_checked(tmp_path, setting):
+    section, _, name = setting.partition(".")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "secret").chmod(0o644)
+    given = inquiry_in(tmp_path)
+    chosen = getattr(given.settings, section).model_copy(update={name: tmp_path / "secret"})
+    check = secrets(replace(given, settings=given.settings.model_copy(update={section: chosen})))
+    assert check.result is CheckResult.FAIL
+    assert str(tmp_path / "secret") in check.seen
+
+
 def test_secrets_in_the_settings_are_checked(tmp_path):
     """Also the password file in the database's URL."""
     (tmp_path / "password").write_text("secret")
