@@ -96,7 +96,7 @@ async def test_a_reload_of_the_same_list_changes_and_records_nothing(place: Plac
 
 
 @pytest.mark.parametrize(
-    "text", ["pool: {urls: [nonsense]}", "pool: {discover: 'https://x:1'}", "pool: [", "x: {}"]
+    "text", ["pool: {urls: [nonsense]}", "pool: {discover: 'ftp://x:1'}", "pool: [", "x: {}"]
 )
 async def test_a_reload_of_an_invalid_file_changes_nothing(place: Place, text: str):
     """With a one-line error."""

@@ -151,6 +151,13 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def propose_draft_token_ids(self, scheduler_output, sampled_token_ids):
             pass
 
+    class Renderer:
+        def _process_tokens(self, prompt, *, skip_mm_cache=False):
+            return prompt
+
+        async def _process_tokens_async(self, prompt, *, skip_mm_cache=False):
+            return prompt
+
     class Wrapper:
         def execute_model(self, scheduler_output):
             return scheduler_output
@@ -158,6 +165,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(
         engine=engine,
         wrapper=Wrapper,
+        renderer=Renderer,
         runner=Runner,
         other_runner=OtherRunner,
         proposer=Proposer,
@@ -171,6 +179,8 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: made.is_cpu)},
         "vllm.distributed": {},
         "vllm.distributed.device_communicators": {"shm_broadcast": made.shared_memory},
+        "vllm.renderers": {},
+        "vllm.renderers.base": {"BaseRenderer": Renderer},
         "vllm.v1": {},
         "vllm.v1.core": {},
         "vllm.v1.core.sched": {},
@@ -225,6 +235,19 @@ def test_engine_and_worker_processes_withhold_content_from_their_first_request_o
     assert (core.preprocess_add_request(1), len(redactions)) == (1, 1)
     assert (wrapper.execute_model(2), len(redactions)) == (2, 2)
     assert (core.preprocess_add_request(3), wrapper.execute_model(4), len(redactions)) == (3, 4, 2)
+
+
+async def test_a_salt_is_hashed_with_the_media_of_its_prompt(modules):
+    """It joins the options by which they are decoded; a prompt without media or salt stays as it is."""
+    register()
+    renderer, given = modules.renderer(), {"image": {"image_mode": "L"}}
+    prompt = {"cache_salt": "s", "multi_modal_data": {"image": ["x"]}, "media_io_kwargs": given}
+    for made in (renderer._process_tokens(prompt), await renderer._process_tokens_async(prompt)):
+        options = {"image": {"image_mode": "L", "cache_salt": "s"}, "video": {"cache_salt": "s"}}
+        assert made == {**prompt, "media_io_kwargs": {**options, "audio": {"cache_salt": "s"}}}
+    assert given == {"image": {"image_mode": "L"}}
+    for plain in ({"cache_salt": "s"}, {"multi_modal_data": {"image": ["x"]}}):
+        assert renderer._process_tokens(plain) is plain
 
 
 def test_vllm_has_what_the_redaction_hooks_into():
