@@ -341,13 +341,16 @@ def _plan_wall(
     chosen = settings.worker
     needed = (
         *(chosen.model, chosen.draft, installation.drafts / REVISIONS, installation.control_token),
-        *(installation.restart_request.parent, settings.tracing.ca_file),
+        *(installation.restart_request.parent, settings.tracing.ca_file, chosen.scrape_token_file),
+        *(chosen.tls_certificate_file, chosen.tls_key_file, chosen.tls_client_ca_file),
         *(Path(sys.prefix), Path(sys.base_prefix), ROOT / "appliance"),
     )
+    shown = [path.absolute() for path in needed if path is not None]
     wall, detail = plan_file_wall(
         settings.sovereignty.wall,
-        private_paths(settings, installation),
-        [path for path in needed if path is not None],
+        # The two roles may share a certificate.
+        private_paths(settings, installation).difference(shown),
+        shown,
         home=Path(process_environment().get("HOME", "/")),
     )
     announcer.say(f"wall: {detail}")

@@ -105,6 +105,15 @@ UP = (WorkerEventKind.STARTING, WorkerEventKind.HEALTHY)
 WITHOUT = RestartRequest(with_draft=False)
 
 
+def test_a_worker_can_open_its_own_tokens_and_certificate_in_the_data_directory(plan, tmp_path):
+    """Which the file wall hides apart from them."""
+    names = ("scrape_token_file", "tls_certificate_file", "tls_key_file", "tls_client_ca_file")
+    files = {name: tmp_path / "data" / name for name in names}
+    role, _, _ = plan(**files)
+    assert tmp_path / "data" in role._wall.hidden
+    assert {*files.values(), tmp_path / "data" / "control.token"} <= role._wall.shown
+
+
 @pytest.mark.parametrize("task", ["embed", "score"])
 def test_a_worker_that_does_not_generate_is_planned_without_draft(plan, tmp_path, task):
     """The settings' draft is not read: it may be for another model."""

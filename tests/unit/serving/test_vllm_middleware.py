@@ -438,7 +438,7 @@ async def test_tokens_of_a_request_that_was_cut_off_are_answered_by_its_id(start
         raise asyncio.CancelledError
 
     worker.middleware._app = serve
-    headers = ((b"X-Request-Id", b"one"),)
+    headers = ((b"X-Request-Id", b"one"), *OURS)
     scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers}
     with pytest.raises(asyncio.CancelledError):
         await worker.middleware(scope, None, None)

@@ -55,6 +55,7 @@ def test_secrets_are_hidden_wherever_the_settings_place_them(tmp_path):
         },
         "batch": {"directory": "files"},
         "tls": {"certificate_file": "c.pem", "key_file": "k.pem", "key_password_file": "pw"},
+        "pool": {"certificate_file": "g.pem", "key_file": "g.key"},
         "drafts": {"signing_key_file": "drafts.key"},
         "tenants": {"file": "tenants.yaml", "mac_key_file": "mac.key"},
         "data": {"directory": "data"},
