@@ -16,7 +16,14 @@ PATIENCE_SECONDS = 300
 WORKER_LOG = "data/logs/worker-worker-1.log"
 FIRST, SECOND = "zephyrs over Quixhaven", "walruses under Ormbridge"
 STOP, BAD_WORD, SCHEMA = "stopmark Vantibule", "badmark Okonquay", "schemamark Pellivar"
-MARKS = (FIRST, SECOND, STOP, BAD_WORD, SCHEMA)
+REFUSED = "refusedmark Tolverine"
+MARKS = (FIRST, SECOND, STOP, BAD_WORD, SCHEMA, REFUSED)
+REFUSED_REQUESTS = (
+    {"structured_outputs": {"regex": f"({REFUSED}"}},
+    {"structured_outputs": {"grammar": f"root ::= {REFUSED}"}},
+    {"structured_outputs": {"json": {"type": REFUSED}}},
+    {"logit_bias": {REFUSED: 1}},
+)
 SECOND_REQUEST = {
     "model": "demo-coder",
     "prompt": f"def {SECOND.replace(' ', '_')}(): # {SECOND}",
@@ -42,6 +49,10 @@ def failed(tmp_path_factory):
         environment={"TMPDIR": str(scratch), "APPLIANCE_LOG__FORMAT": "json"},
     )
     with process, openai.OpenAI(base_url=process.url + "/v1", api_key=process.key, max_retries=0) as client:
+        for extra in REFUSED_REQUESTS:
+            fail(
+                client.completions.create, model="demo-coder", prompt=REFUSED, max_tokens=4, extra_body=extra
+            )
         send_both(client)
         wait_until(lambda: '"state": "died"' in "".join(process.output))
     step = json.loads((scratch / "failed-step.json").read_text())
