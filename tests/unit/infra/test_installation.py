@@ -75,7 +75,7 @@ def test_nothing_is_left_behind_by_the_check_for_writing(installation: Installat
     """No probe and no temporary file."""
     start(installation)
     names = {path.name for path in installation.directory.iterdir()}
-    assert names == {"audit.key", "control.token", "logs"}
+    assert names == {"audit.key", "control.token", "logs", "worker"}
 
 
 def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path):
