@@ -22,11 +22,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from appliance.errors import LimitReachedError, LimitsUnavailableError
-from appliance.infra.json_members import parse_members
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LimitSettings, LogSettings
 from appliance.tenancy.allowances import Limits
+from appliance.tenancy.limits.estimate import RequestSize
 from appliance.tenancy.limits.limiter import Limiter, open_limits
 from appliance.tenancy.tenant import Tenant
 
@@ -109,11 +109,10 @@ class Storm:
     async def one(self) -> None:
         """Reserve, run and settle, like the gateway."""
         most = self._random.randint(50, 400)
-        body = f'{{"max_tokens": {most}}}'
-        members = parse_members(body)
-        reservation = self._limiter.take(TENANT, "demo", body, members)
+        size = RequestSize(prompt=6, answer=most)
+        reservation = self._limiter.take(TENANT, "demo", size)
         if reservation is None:
-            reservation = await self._limiter.wait(TENANT, "demo", body, members)
+            reservation = await self._limiter.wait(TENANT, "demo", size)
         self._number += 1
         number, used = self._number, most
         self._note("+", number, most)

@@ -5,15 +5,7 @@ from typing import Any
 from starlette.requests import Request
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import parse_members
-
-
-def decode_body(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        message = "The body is not UTF-8 text. Send JSON with `Content-Type: application/json`."
-        raise InvalidRequestError(message, code="invalid_json") from error
+from appliance.infra.json_members import decode_body, parse_members
 
 
 async def read_members(request: Request, *known: str) -> dict[str, Any]:

@@ -14,16 +14,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from appliance.api.auth import TenantCaller, address_class, tenant_caller
-from appliance.api.body import decode_body
 from appliance.api.services import Services
 from appliance.api.streaming import relay_call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
+from appliance.gateway.body import ParsedBody
+from appliance.gateway.body_parsers import Reading
 from appliance.gateway.call import PRIORITY_HEADER, SPECULATION_HEADER, Call
-from appliance.infra.json_members import Member, parse_members
 from appliance.serving.dialects import routes
 from appliance.serving.dialects.policy import may_call
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
+from appliance.tenancy.limits.limiting import UNLIMITED, Reservation
 
 METRICS_HEADER = "X-Appliance-Metrics"
 TRACEPARENT = b"traceparent"
@@ -43,22 +44,34 @@ class Relayed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
+        gateway, state = services.gateway, scope["state"]
         request = Request(scope)
         caller = await tenant_caller(request)
-        body = await _read(receive)
-        if body is None:
-            return
-        salted = not services.settings.share_prefix_cache
-        call = parse_call(request, caller, body, self._route, salted=salted, traced=services.gateway.traces)
-        scope["state"]["model"] = call.model
-        services.gateway.admit(call)
-        await relay_call(services.gateway, call, receive, send)
+        entry = await gateway.enter(state["request_id"], caller, self._route.path)
+        reading = gateway.bodies.reading(caller.tenant.name)
+        try:
+            try:
+                body = await _read(receive, reading)
+                if body is None:
+                    return
+                terms = gateway.terms(
+                    caller, self._route.path, salted=not services.settings.share_prefix_cache
+                )
+                parsed = await gateway.bodies.parse(body, terms)
+            finally:
+                reading.end()
+            call = make_call(request, caller, body, parsed, terms.route, traced=gateway.traces, entry=entry)
+            state["model"] = call.model
+            gateway.admit(call)
+            await relay_call(gateway, call, receive, send)
+        finally:
+            entry.release()
 
 
 router.routes += [Route(path, Relayed(route), methods=["POST"]) for path, route in routes.ROUTES.items()]
 
 
-async def _read(receive: Receive) -> bytes | None:
+async def _read(receive: Receive, reading: Reading) -> bytes | None:
     """The whole body; None if the client disconnected before its end."""
     before = bytearray()  # not a list, which takes forty bytes for each piece of one byte
     while True:
@@ -66,9 +79,14 @@ async def _read(receive: Receive) -> bytes | None:
         if message["type"] == "http.disconnect":
             return None
         part: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(before + part) if before else part
+        more = message.get("more_body", False)
+        if not more and not before:
+            return part
         before += part
+        if not more:
+            return bytes(before)
+        # What is not received is not read from the connection either, beyond a small buffer.
+        await reading.go_on(len(before))
 
 
 @router.get("/v1/models")
@@ -91,51 +109,34 @@ async def get_model(request: Request, name: str, caller: TenantCaller) -> Respon
     return JSONResponse(_model(served))
 
 
-def parse_call(
+def make_call(
     request: Request,
     caller: Caller,
     body: bytes,
-    route: routes.Route,
+    parsed: ParsedBody,
+    route: str,
     *,
-    salted: bool = True,
     traced: bool = False,
+    entry: Reservation = UNLIMITED,
 ) -> Call:
     """
-    Read the members that the gateway acts on; the worker validates the others.
+    A call of which the body is read; `traced`: read the client's `traceparent`.
 
-    `salted`: workers separate the prefix cache by tenant.  `traced`: read the client's `traceparent`.  Raises
-    InvalidRequestError for other than UTF-8 JSON with the members that the route needs, and for unknown
-    values of our headers.
+    Raises InvalidRequestError for unknown values of our headers.
     """
-    text = decode_body(body)
-    members = parse_members(text)
-    model = _member(members, "model")
-    if not isinstance(model, str) or not model:
-        message = "`model` must name a model; GET /v1/models lists them."
-        raise InvalidRequestError(message, param="model", code="missing_model")
-    missing = route.missing(members)
-    if missing is not None:
-        message = f"`{missing}` is missing."
-        raise InvalidRequestError(message, param=missing, code="missing_required_parameter")
-    stream = _member(members, "stream") if route.dialect.streams else None
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequestError("`stream` must be true or false.", param="stream")
     return Call(
         request_id=request.scope["state"]["request_id"],
         client_request_id=request.scope["state"]["client_request_id"],
         caller=caller,
-        route=route.path,
-        model=model,
-        text=text,
-        members=members,
-        is_stream=stream is True,
-        wants_usage=route.dialect.wants_usage(members),
+        route=route,
+        body=body,
+        parsed=parsed,
         client=address_class(request.client.host if request.client else ""),
         priority=_priority(request.scope["headers"], caller.tenant.priority),
         speculation=SpeculationPolicy(_choice(request.scope["headers"], SPECULATION_HEADER, "auto", "off")),
         wants_metrics=_choice(request.scope["headers"], METRICS_HEADER, "off", "on") == "on",
-        salted=salted,
         traceparent=_traceparent(request.scope["headers"]) if traced else None,
+        entry=entry,
     )
 
 
@@ -161,10 +162,6 @@ def _traceparent(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """The `traceparent` header; None if it is sent twice."""
     values = [value for given, value in headers if given == TRACEPARENT]
     return values[0].decode("latin-1") if len(values) == 1 else None
-
-
-def _member(members: dict[str, Member], name: str) -> Any:  # noqa: ANN401 - decoded JSON
-    return members[name].value if name in members else None
 
 
 def _model(served: ServedModel) -> dict[str, Any]:

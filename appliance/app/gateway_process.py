@@ -242,6 +242,7 @@ class GatewayRole(GatewayOpener):
             limits=opened.limits,
             costs=opened.costs,
             tracing=opened.tracing,
+            bodies=opened.bodies,
         )
 
     def _make_recycler(self, opened: OpenedParts) -> Recycler:

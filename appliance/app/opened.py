@@ -26,6 +26,7 @@ from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.witness_client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.override import SqlOverrideStore
+from appliance.gateway.body_parsers import BodyParsers
 from appliance.gateway.capture import OpenContent, open_content
 from appliance.gateway.cost.meter import CostMeter
 from appliance.gateway.cost.store import CostStore
@@ -65,6 +66,7 @@ class OpenedParts:
     content: OpenContent
     witnessing: Witnessing
     limits: Limiter
+    bodies: BodyParsers
     costs: CostMeter
     tracing: "Tracing | None"
     client: WorkerClient
@@ -188,6 +190,7 @@ class GatewayOpener:
                 content=content,
                 witnessing=witnessing,
                 limits=limits,
+                bodies=stack.enter_context(closing(BodyParsers())),
                 costs=costs,
                 tracing=tracing,
                 client=client,

@@ -9,13 +9,11 @@ It fails open: requests without reported drafts are ignored, and no request fail
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from appliance.infra.json_members import Member
-from appliance.serving.template import template_of
 from appliance.speculation.values import acceptance_length_of
 
 OTHER = "(other)"  # of every aspect of folded keys; no tenant can have this name
@@ -125,7 +123,7 @@ class Attribution:
         max_keys: int = 512,
         min_drafts: int = 50,
     ) -> None:
-        self._label_key = label_key
+        self.label_key = label_key
         self._clock = clock
         self._window_seconds = window_seconds
         self._max_keys = max_keys
@@ -133,9 +131,6 @@ class Attribution:
         self._began = clock()
         self._counts: OrderedDict[TrafficKey, _Generations] = OrderedDict()
         self._other = _Generations()
-
-    def template_of(self, route: str, members: Mapping[str, Member]) -> str:
-        return template_of(route, members, key=self._label_key)
 
     def record(
         self,

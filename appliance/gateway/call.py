@@ -1,19 +1,19 @@
 """One request for a model, parsed as far as the gateway reads it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import InvalidRequestError, NeedsTargetOnlyWorkerError
-from appliance.infra.json_members import Member
-from appliance.serving.dialects.dialect import edit_members
-from appliance.serving.dialects.policy import policy_edits, policy_verdicts, refuse_forbidden
+from appliance.gateway.body import ParsedBody
+from appliance.serving.affinity import LENGTHS
 from appliance.serving.dialects.routes import ROUTES, Route
-from appliance.serving.target_only import ForbiddenBy, refused_under_speculation
+from appliance.serving.target_only import ForbiddenBy
 from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
+from appliance.tenancy.limits.limiting import UNLIMITED, Reservation
 
 SPECULATION_HEADER = "X-Appliance-Speculation"
 PRIORITY_HEADER = "X-Appliance-Priority"
-CONVERSATION_MEMBERS = ("messages", "prompt", "input")  # by family of routes
+PREFIX_BYTES = 4 * LENGTHS[-1]  # hold the longest prefix, whatever its script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,43 +22,29 @@ class Call:
     client_request_id: str | None  # its `x-request-id`, echoed to it
     caller: Caller
     route: str  # one of `ROUTES`
-    model: str
-    text: str  # the body, unchanged
-    members: dict[str, Member]
-    is_stream: bool
-    wants_usage: bool  # whether the client requested the usage frame of a stream
+    body: bytes  # unchanged
+    parsed: ParsedBody
     client: str  # the class of its address, never the address
     speculation: SpeculationPolicy = SpeculationPolicy.AUTO  # of `SPECULATION_HEADER`
     priority: PriorityClass = PriorityClass.STANDARD
     wants_metrics: bool = False  # whether the client requested the worker's own `metrics`
-    salted: bool = True  # whether workers separate the prefix cache by tenant (`cache_salt`)
     traceparent: str | None = None  # the client's header; None unless requests are traced
     batch_line: tuple[str, int] | None = None  # batch id and line number
-    sequences: int = field(init=False)  # what the worker computes for it: inputs times answers
+    entry: Reservation = UNLIMITED  # held from before the body was read
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sequences", self.endpoint.sequences(self.members))
+    @property
+    def model(self) -> str:
+        return self.parsed.model
 
     @property
     def endpoint(self) -> Route:
         return ROUTES[self.route]
 
-    @property
-    def verdicts(self) -> list[str]:
-        """The changes that policy makes to the request."""
-        return policy_verdicts(self.members, self.caller.tenant.may)
-
     def check_policy(self) -> None:
         """Raises InvalidRequestError with the name of a member that policy refuses, and the reason."""
-        route = self.endpoint
-        route.dialect.check(self.members)
-        refuse_forbidden(self.members, self.caller.tenant.may, carriers=route.carriers)
-        if self.sequences > route.max_sequences:
-            message = (
-                f"This request has {self.sequences} sequences (inputs times answers), and the maximum is "
-                f"{route.max_sequences}. Send several requests."
-            )
-            raise InvalidRequestError(message, param=next(iter(route.inputs), "n"), code="too_many_sequences")
+        if self.parsed.refusal is not None:
+            message, param, code = self.parsed.refusal
+            raise InvalidRequestError(message, param=param, code=code)
 
     @property
     def forbidden_by(self) -> ForbiddenBy | None:
@@ -69,7 +55,7 @@ class Call:
             return ForbiddenBy.TENANT
         if self.speculation is SpeculationPolicy.OFF:
             return ForbiddenBy.HEADER
-        return ForbiddenBy.PARAMETER if refused_under_speculation(self.members) else None
+        return ForbiddenBy.PARAMETER if self.parsed.drafts_refuse else None
 
     def refusal(self) -> NeedsTargetOnlyWorkerError:
         """The error if the request must not be speculated and every worker of its model speculates."""
@@ -80,7 +66,7 @@ class Call:
             param, remedy = SPECULATION_HEADER, "Leave the header out, or ask"
             why = f"The header `{SPECULATION_HEADER}: off` was sent"
         else:
-            param, remedy = refused_under_speculation(self.members), "Leave it out, or ask"
+            param, remedy = self.parsed.drafts_refuse, "Leave it out, or ask"
             why = f"`{param}` does not work with speculative decoding"
         return NeedsTargetOnlyWorkerError(
             f"{why}, and every worker of `{self.model}` speculates. "
@@ -89,18 +75,9 @@ class Call:
         )
 
     def prefix_text(self) -> str:
-        """The conversation as the client sent it: the text whose KV cache a worker may have kept."""
-        found = next((self.members[name] for name in CONVERSATION_MEMBERS if name in self.members), None)
-        return self.text if found is None else self.text[found.value_start : found.end]
-
-    def worker_body(self) -> str:
-        """The client's body with the edits that metering and policy need."""
-        route, tenant = self.endpoint, self.caller.tenant
-        edits = policy_edits(
-            self.members, tenant.may, tenant=tenant.name, salted=self.salted and route.caches
-        )
-        edits.update(route.dialect.edits(self.members, is_stream=self.is_stream))
-        return edit_members(self.text, self.members, edits) if edits else self.text
+        """How the conversation begins, as the client sent it: a worker may have kept its KV cache."""
+        start, end = self.parsed.conversation
+        return self.body[start : min(end, start + PREFIX_BYTES)].decode(errors="ignore")
 
     def intent_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -109,9 +86,9 @@ class Call:
             "key_id": self.caller.key.key_id,
             "route": self.route,
             "model": self.model,
-            "stream": self.is_stream,
+            "stream": self.parsed.is_stream,
             "client": self.client,
-            "body_bytes": len(self.text.encode()),
+            "body_bytes": len(self.body),
             "content_mode": str(self.caller.tenant.content),
         }
         if self.client_request_id:

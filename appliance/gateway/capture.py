@@ -30,7 +30,7 @@ class Capture(Protocol):
     def observe(self, data: bytes) -> None:
         """Take bytes that are about to be sent to the client."""
 
-    async def keep_request(self, body: str) -> dict[str, JSON]:
+    async def keep_request(self, body: bytes) -> dict[str, JSON]:
         """Make the body durable; returns the intent's fields about it.  Raises AuditUnavailableError."""
 
     async def keep_answer(self) -> dict[str, JSON]:
@@ -43,7 +43,7 @@ class NoCapture:
     def observe(self, data: bytes) -> None:
         pass
 
-    async def keep_request(self, body: str) -> dict[str, JSON]:  # noqa: ARG002
+    async def keep_request(self, body: bytes) -> dict[str, JSON]:  # noqa: ARG002
         return {}
 
     async def keep_answer(self) -> dict[str, JSON]:
@@ -76,9 +76,8 @@ class ContentCapture:
             self._pieces.append(data)
             self._size += len(data)
 
-    async def keep_request(self, body: str) -> dict[str, JSON]:
-        data = body.encode()
-        return await self._keeper.keep(self._content(Part.REQUEST, [data], len(data)))
+    async def keep_request(self, body: bytes) -> dict[str, JSON]:
+        return await self._keeper.keep(self._content(Part.REQUEST, [body], len(body)))
 
     async def keep_answer(self) -> dict[str, JSON]:
         if self._kept is None:

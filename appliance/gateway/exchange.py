@@ -18,7 +18,6 @@ from appliance.gateway.capture import NO_CAPTURE, Capture
 from appliance.infra.metrics.gaps import Gaps
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.tenancy.limits.estimate import estimate_tokens
 
 if TYPE_CHECKING:  # loaded only if tracing is on
     from appliance.gateway.tracing.tracer import Trace
@@ -83,7 +82,7 @@ class Exchange:
             return usage
         prompt = usage.prompt_tokens
         if not prompt and (pieces or (self.dispatched and self.outcome is Outcome.CLIENT_GONE)):
-            prompt = estimate_tokens(self.call.text, self.call.members, guess=0).prompt
+            prompt = self.call.parsed.size.prompt
         completion = max(usage.completion_tokens, pieces)
         return replace(usage, prompt_tokens=prompt, completion_tokens=completion, estimated=True)
 
@@ -140,7 +139,7 @@ def summarise(exchange: Exchange, now: float) -> RequestSummary:
         **exchange.content,
     }
     optional = {
-        "verdicts": call.verdicts or None,
+        "verdicts": list(call.parsed.verdicts) or None,
         "context_bucket": context,
         "speculation_forbidden": call.forbidden_by and str(call.forbidden_by),
         "queued_ms": _milliseconds(exchange.queued) if exchange.queued else None,

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from appliance.errors import (
@@ -28,6 +27,8 @@ from appliance.errors import (
     WorkerUnreachableError,
 )
 from appliance.gateway.admission import AdmissionControl, AdmissionRequest, Lane, Slot
+from appliance.gateway.body import BodyTerms
+from appliance.gateway.body_parsers import BodyParsers
 from appliance.gateway.call import Call
 from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange
@@ -43,6 +44,7 @@ from appliance.serving.error_text import SERVER_ERROR
 from appliance.serving.pool import WorkerPool
 from appliance.serving.router import has_target_only
 from appliance.serving.worker import ServedModel, WorkerId
+from appliance.tenancy import Caller
 from appliance.tenancy.limits.limiting import NO_LIMITS, Limiting, Reservation
 
 if TYPE_CHECKING:  # loaded only if tracing is on
@@ -75,7 +77,9 @@ class Gateway:
         limits: Limiting = NO_LIMITS,
         costs: Metering = NO_METERING,
         tracing: "Tracing | None" = None,
+        bodies: BodyParsers | None = None,
     ) -> None:
+        self.bodies = bodies or BodyParsers()
         self.pool = pool
         self.admission = admission
         self.limits = limits
@@ -105,6 +109,29 @@ class Gateway:
         """If so, the clients' own trace context is read."""
         return self._tracing is not None
 
+    async def enter(self, request_id: str, caller: Caller, route: str) -> Reservation:
+        """
+        Check the tenant's limits of requests before its body is read; a refusal is audited.
+
+        The caller releases what this returns; `relay` does so when it reserves the whole need, so that a
+        request is never counted twice.  Raises LimitReachedError and LimitsUnavailableError.
+        """
+        try:
+            return await self.limits.enter(caller.tenant)
+        except LimitReachedError as error:
+            self._intents.deny(request_id, caller, route, error)
+            raise
+
+    def terms(self, caller: Caller, route: str, *, salted: bool) -> BodyTerms:
+        """`salted`: workers separate the prefix cache by tenant."""
+        return BodyTerms(
+            route=route,
+            tenant=caller.tenant.name,
+            may=caller.tenant.may,
+            salted=salted,
+            label_key=self._intents.label_key,
+        )
+
     def admit(self, call: Call) -> None:
         """
         Refuse a call before anything is sent for it; a refusal is audited.
@@ -118,7 +145,7 @@ class Gateway:
         try:
             self._check(call, models.get(call.model))
         except ApplianceError as error:
-            self._intents.deny(call, error)
+            self._intents.deny(call.request_id, call.caller, call.route, error)
             raise
 
     def _check(self, call: Call, served: ServedModel | None) -> None:
@@ -130,7 +157,7 @@ class Gateway:
         if not may_speculate and not has_target_only(call.model, self.pool.snapshots):
             raise call.refusal()
         lane = Lane(call.model, may_speculate)
-        self.admission.check_capacity(lane, call.caller.tenant.name, call.priority, getsizeof(call.text))
+        self.admission.check_capacity(lane, call.caller.tenant.name, call.priority, len(call.body))
 
     async def relay(self, call: Call, reply: ReplySink) -> None:
         """
@@ -140,9 +167,8 @@ class Gateway:
         which makes it stop generating, and the log records which of the two it was.
         """
         started = self._clock()
-        reservation = self.limits.take(
-            call.caller.tenant, call.model, call.text, call.members, sequences=call.sequences
-        )
+        call.entry.release()
+        reservation = self.limits.take(call.caller.tenant, call.model, call.parsed.size)
         if reservation is None:
             reservation = await self._wait_for_limits(call)
         exchange: Exchange | None = None
@@ -167,11 +193,9 @@ class Gateway:
 
     async def _wait_for_limits(self, call: Call) -> Reservation:
         try:
-            return await self.limits.wait(
-                call.caller.tenant, call.model, call.text, call.members, sequences=call.sequences
-            )
+            return await self.limits.wait(call.caller.tenant, call.model, call.parsed.size)
         except LimitReachedError as error:
-            self._intents.deny(call, error)
+            self._intents.deny(call.request_id, call.caller, call.route, error)
             raise
 
     async def _answer(self, exchange: Exchange, reply: ReplySink) -> None:
@@ -194,7 +218,7 @@ class Gateway:
     async def _attempt_workers(self, exchange: Exchange, reply: ReplySink) -> None:
         """Before the first byte of an answer the request may be retried on another worker."""
         call = exchange.call
-        body = call.worker_body().encode()
+        body = call.parsed.edit(call.body)
         headers = {
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
@@ -252,7 +276,7 @@ class Gateway:
 
         async def keep_alive() -> None:
             exchange.queued = self._clock() - began
-            if exchange.call.is_stream:
+            if exchange.call.parsed.is_stream:
                 await self._relay.send_head(exchange, reply, HTTPStatus.OK, EVENT_STREAM)
                 exchange.capture.observe(sse.KEEP_ALIVE)
                 await reply.write(sse.KEEP_ALIVE)
@@ -280,7 +304,7 @@ def _admission_request(call: Call) -> AdmissionRequest:
         lane=Lane(call.model, call.forbidden_by is None),
         tenant=call.caller.tenant.name,
         priority=call.priority,
-        size_bytes=getsizeof(call.text),
-        sequences=call.sequences,
+        size_bytes=len(call.body),
+        sequences=call.parsed.sequences,
         prefix_text=call.prefix_text,
     )

@@ -13,6 +13,7 @@ from appliance.gateway.call import Call
 from appliance.gateway.capture import ContentCaptures
 from appliance.gateway.exchange import Exchange
 from appliance.infra.logs import Logger
+from appliance.tenancy import Caller
 
 
 class IntentRecorder:
@@ -20,18 +21,18 @@ class IntentRecorder:
         self, *, audit: AuditSink, attribution: Attribution, captures: ContentCaptures, logger: Logger
     ) -> None:
         self._audit = audit
-        self._attribution = attribution
+        self.label_key = attribution.label_key
         self._captures = captures
         self._logger = logger
 
     async def begin(self, call: Call, started: float) -> Exchange:
         """Submit the intent; content that it names is durable before."""
         capture = self._captures.begin(call.caller.tenant, call.request_id)
-        content = await capture.keep_request(call.text) if capture.is_on else {}
+        content = await capture.keep_request(call.body) if capture.is_on else {}
         return Exchange(
             call=call,
             started=started,
-            template=self._attribution.template_of(call.route, call.members),
+            template=call.parsed.template,
             intent=self._audit.submit(EntryType.REQUEST_INTENT, **call.intent_fields(), **content),
             capture=capture,
         )
@@ -39,16 +40,16 @@ class IntentRecorder:
     async def confirm(self, exchange: Exchange) -> Receipt:
         return await self._audit.confirm(exchange.intent)
 
-    def deny(self, call: Call, error: ApplianceError) -> None:
-        """Record that a call was refused before anything was sent."""
+    def deny(self, request_id: str, caller: Caller, route: str, error: ApplianceError) -> None:
+        """Record that a request was refused before anything was sent; its body may be unread."""
         submit_best_effort(
             self._audit,
             self._logger,
             EntryType.REQUEST_DENIED,
-            request_id=call.request_id,
-            tenant=call.caller.tenant.name,
-            key_id=call.caller.key.key_id,
-            route=call.route,
+            request_id=request_id,
+            tenant=caller.tenant.name,
+            key_id=caller.key.key_id,
+            route=route,
             reason=code_of(error),
             status=int(spec_of(error).status),
         )

@@ -105,7 +105,9 @@ class Relay:
             frames = buffer.feed(read)
             if dialect.needs_care(frames):
                 found = dialect.sort(
-                    sse.split_frames(frames), wants_usage=call.wants_usage, wants_metrics=call.wants_metrics
+                    sse.split_frames(frames),
+                    wants_usage=call.parsed.wants_usage,
+                    wants_metrics=call.wants_metrics,
                 )
                 frames, final, done = found.passed, final + found.held, found.is_end
                 exchange.usage = found.usage or exchange.usage

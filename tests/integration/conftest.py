@@ -45,6 +45,7 @@ from appliance.control.recycle import RecycleParts, Recycler
 from appliance.control.worker_list import WorkerList
 from appliance.gateway.admission import AdmissionControl
 from appliance.gateway.attribution import Attribution
+from appliance.gateway.body_parsers import BodyParsers
 from appliance.gateway.capture import open_content
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.intents import IntentRecorder
@@ -415,6 +416,7 @@ async def _running(
                 silence_seconds=api.silence_seconds,
                 origin=audit_settings.origin,
             ),
+            bodies=stack.enter_context(closing(BodyParsers())),
         )
         wall_clock = time.time  # noqa: TID251 - as above
         control = ControlLoop(

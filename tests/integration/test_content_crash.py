@@ -68,7 +68,7 @@ async def _requests(log, content, *, erases):
     while True:
         request_id = new_entry_id(int(CLOCK() * 1000), os.urandom(10))
         capture = content.captures.begin(TENANT, request_id)
-        said = await capture.keep_request(f"asked in {request_id}")
+        said = await capture.keep_request(f"asked in {request_id}".encode())
         more = {"stream": True, "client": "loopback", "body_bytes": 1, "content_mode": "encrypted"}
         await log.append(EntryType.REQUEST_INTENT, request_id=request_id, **common, **more, **said)
         capture.observe(f"said in {request_id}".encode())

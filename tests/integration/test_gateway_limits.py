@@ -31,11 +31,14 @@ class LimitedTenants(Limiter):
 
     limits = Limits(tokens_per_day=BUDGET, concurrent_requests=2, requests_per_minute=1000)
 
-    def take(self, tenant, *request, **size):
-        return super().take(replace(tenant, limits=self.limits), *request, **size)
+    async def enter(self, tenant):
+        return await super().enter(replace(tenant, limits=self.limits))
 
-    async def wait(self, tenant, *request, **size):
-        return await super().wait(replace(tenant, limits=self.limits), *request, **size)
+    def take(self, tenant, *request):
+        return super().take(replace(tenant, limits=self.limits), *request)
+
+    async def wait(self, tenant, *request):
+        return await super().wait(replace(tenant, limits=self.limits), *request)
 
     def headers(self, tenant, model=None):
         return super().headers(replace(tenant, limits=self.limits), model)

@@ -87,22 +87,21 @@ class Answerer:
 
     async def ask(self, batch: Batch, line: BatchLine, caller: Caller, reply: CollectedReply) -> LineAnswer:
         """Errors are returned as answers; cancelling stops the worker, and `reply.client_left` says why."""
-        call = Call(
-            request_id=self._new_request_id(),
-            client_request_id=line.custom_id if self._is_client_id(line.custom_id) else None,
-            caller=caller,
-            route=batch.endpoint,
-            model=line.model,
-            text=line.text,
-            members=line.members,
-            is_stream=False,
-            wants_usage=False,
-            client=batch.client,
-            priority=PriorityClass.BATCH,
-            salted=self._salted,
-            batch_line=(batch.batch_id, line.number),
-        )
+        request_id = self._new_request_id()
         try:
+            terms = self._gateway.terms(caller, batch.endpoint, salted=self._salted)
+            parsed = await self._gateway.bodies.parse(line.body, terms)
+            call = Call(
+                request_id=request_id,
+                client_request_id=line.custom_id if self._is_client_id(line.custom_id) else None,
+                caller=caller,
+                route=batch.endpoint,
+                body=line.body,
+                parsed=parsed,
+                client=batch.client,
+                priority=PriorityClass.BATCH,
+                batch_line=(batch.batch_id, line.number),
+            )
             self._gateway.admit(call)
             await self._gateway.relay(call, reply)
         except ApplianceError as error:
@@ -111,11 +110,11 @@ class Answerer:
             # A defect in one line must not block the others.
             self._logger.exception(
                 "batch_line_crashed",
-                request_id=call.request_id,
+                request_id=request_id,
                 detail=batch.batch_id,
                 error=type(error).__name__,
             )
             status, body, may_pass = self._render(error, batch.endpoint)
         else:
             status, body, may_pass = reply.status, reply.text, reply.may_pass
-        return LineAnswer(request_id=call.request_id, status=status, body=body, may_pass=may_pass)
+        return LineAnswer(request_id=request_id, status=status, body=body, may_pass=may_pass)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from appliance.errors import InvalidRequestError
 from appliance.gateway.batch.batch import BatchProblem
-from appliance.infra.json_members import Member, parse_members
+from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.routes import ROUTES, Route
 
 LONGEST_CUSTOM_ID = 512
@@ -24,8 +24,7 @@ class BatchLine:
     number: int  # line of the input file, from 1; blank lines are counted but are not requests
     custom_id: str
     model: str
-    text: str  # its body, byte for byte as the tenant sent it
-    members: dict[str, Member]  # of the body
+    body: bytes  # as the tenant sent it
 
 
 class LineCutter:
@@ -156,7 +155,7 @@ def _parse_body(number: int, custom_id: str, text: str, body: object, route: Rou
     if body.get("stream") not in (None, False):
         message = "`body.stream` must be omitted: batches do not stream."
         raise _problem("invalid_body", message, "body.stream")
-    return BatchLine(number=number, custom_id=custom_id, model=model, text=text, members=members)
+    return BatchLine(number=number, custom_id=custom_id, model=model, body=text.encode())
 
 
 def _problem(code: str, message: str, param: str | None = None) -> InvalidRequestError:

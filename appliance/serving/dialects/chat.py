@@ -15,6 +15,8 @@ from appliance.serving.dialects.dialect import Dialect, Edits, ParsedAnswer, Sor
 from appliance.serving.error_text import SERVER_ERROR, worker_error
 from appliance.serving.usage import first_finish_reason, parse_answer, parse_usage
 
+MAX_OPTIONS = 4096
+"""Characters of `stream_options`, which the gateway writes again; it has three flags."""
 ASKING = '{"include_usage": true}'
 
 
@@ -27,6 +29,9 @@ class Chat(Dialect):
         options = value_of(members, "stream_options")
         if options is not None and not isinstance(options, dict):
             raise InvalidRequestError("`stream_options` must be an object.", param="stream_options")
+        if options and members["stream_options"].end - members["stream_options"].value_start > MAX_OPTIONS:
+            message = f"`stream_options` has more than {MAX_OPTIONS} characters."
+            raise InvalidRequestError(message, param="stream_options")
 
     def wants_usage(self, members: Mapping[str, Member]) -> bool:
         options = value_of(members, "stream_options")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from appliance.errors import InvalidRequestError
-from appliance.infra.json_members import Member, cut_member, value_of
+from appliance.infra.json_members import Member, skip_back, skip_space, value_of
 from appliance.serving import sse
 from appliance.serving.error_text import ErrorText, encode_error, openai_error
 from appliance.serving.usage import Usage
@@ -18,6 +18,7 @@ from appliance.serving.usage import Usage
 WORD = re.compile(r"[a-z_]{1,32}")
 Edits = Mapping[str, str | None]
 """New JSON text by key; None removes the member."""
+Splice = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +90,34 @@ class Dialect:
         return f"data: {self.error_body(error)}\n\n".encode()
 
 
-def edit_members(text: str, members: dict[str, Member], edits: Edits) -> str:
-    """Change several members at once; at least one member must remain, and no key may need an escape."""
-    # From the end, so that the offsets of the remaining members stay valid.
+def splices_of(text: str, members: Mapping[str, Member], edits: Edits) -> list[Splice]:
+    """
+    Start, end and replacement of each change of several members at once, in order.
+
+    At least one member must remain, and no key may need an escape.
+    """
+    splices: list[Splice] = []
+    # From the end: if the next member is cut too, its comma may be the one that remains.
     for key in sorted(edits.keys() & members.keys(), key=lambda key: members[key].start, reverse=True):
         value, member = edits[key], members[key]
-        if value is None:
-            text = cut_member(text, members, key)
-        else:
-            text = text[: member.value_start] + value + text[member.end :]
+        if value is not None:
+            splices.append((member.value_start, member.end, value))
+            continue
+        start, end = skip_back(text, member.start), skip_space(text, member.end)
+        if splices and end == splices[-1][0]:
+            end = splices.pop()[1]
+        if text[end] == ",":
+            end = skip_space(text, end + 1)
+        elif text[start - 1] == ",":
+            start -= 1
+        if splices and end >= splices[-1][0]:
+            end = splices.pop()[1]
+        splices.append((start, end, ""))
     added = [f'"{key}":{value},' for key, value in edits.items() if value is not None and key not in members]
-    if not added:
-        return text
-    opening = text.index("{") + 1
-    return text[:opening] + "".join(added) + text[opening:]
+    if added:
+        opening = text.index("{") + 1
+        splices.append((opening, opening, "".join(added)))
+    return splices[::-1]
 
 
 def word_of(value: object) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from appliance.infra.json_members import Member, count_of, value_of
+from appliance.infra.json_members import MAX_NUMBERS, Member, count_of, value_of
 from appliance.serving.dialects.chat import Chat
 from appliance.serving.dialects.counts import MessageTokens, Pooling, Tokens
 from appliance.serving.dialects.dialect import Dialect
@@ -38,6 +38,8 @@ class Route:
     """Members that may list several inputs, each computed as a sequence of its own."""
     caches: bool = True
     """Whether the worker keeps the prompt in its prefix cache."""
+    takes_tokens: bool = False
+    """Whether a prompt may be a list of numbers, one for each token."""
 
     @property
     def worker_path(self) -> str:
@@ -46,6 +48,10 @@ class Route:
     @property
     def max_sequences(self) -> int:
         return MAX_GENERATED if self.dialect.generates else MAX_POOLED
+
+    @property
+    def max_numbers(self) -> int:
+        return MAX_NUMBERS if self.takes_tokens else 0
 
     def sequences(self, members: Mapping[str, Member]) -> int:
         """Sequences that the worker computes for one request: inputs times answers."""
@@ -74,11 +80,18 @@ _MESSAGES, _INPUT, _PROMPT, _RERANKED = ("messages",), ("input",), ("prompt",), 
 _SIDES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 _ROUTES = (
     Route("/v1/chat/completions", CHAT, (_MESSAGES,), _MESSAGES),
-    Route("/v1/completions", CHAT, (_PROMPT,), inputs=_PROMPT),
+    Route("/v1/completions", CHAT, (_PROMPT,), inputs=_PROMPT, takes_tokens=True),
     Route("/v1/responses", RESPONSES, (_INPUT,), _INPUT),
     Route("/v1/messages", MESSAGES, (_MESSAGES,), ("messages", "system")),
     Route("/v1/messages/count_tokens", MESSAGE_TOKENS, (_MESSAGES,), ("messages", "system"), caches=False),
-    Route("/v1/embeddings", POOLING, (_INPUT, _MESSAGES), ("input", "messages"), inputs=_INPUT),
+    Route(
+        "/v1/embeddings",
+        POOLING,
+        (_INPUT, _MESSAGES),
+        ("input", "messages"),
+        inputs=_INPUT,
+        takes_tokens=True,
+    ),
     # vLLM writes a warning to its log for each request that has `/v1` in front of these.
     Route("/rerank", POOLING, (_RERANKED,), _RERANKED, inputs=_RERANKED),
     Route("/v1/rerank", POOLING, (_RERANKED,), _RERANKED, "/rerank", _RERANKED),
@@ -86,7 +99,7 @@ _ROUTES = (
     Route("/score", POOLING, PAIRS, _SIDES, inputs=_SIDES),
     Route("/v1/score", POOLING, PAIRS, _SIDES, "/score", _SIDES),
     Route("/tokenize", TOKENS, (_PROMPT, _MESSAGES), _MESSAGES, caches=False),
-    Route("/detokenize", TOKENS, (("tokens",),), caches=False),
+    Route("/detokenize", TOKENS, (("tokens",),), caches=False, takes_tokens=True),
 )
 ROUTES = MappingProxyType({route.path: route for route in _ROUTES})
 """Every path that accepts a body; a path that is not listed is not served."""

@@ -34,10 +34,27 @@ class TokenEstimate:
         return self.prompt + self.completion
 
 
-def estimate_tokens(
-    text: str, members: Mapping[str, Member], *, guess: int, sequences: int = 1
-) -> TokenEstimate:
-    """Estimate a request's tokens from its body; `guess` is for each answer without a maximum."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSize:
+    """What a body says about the tokens of its request."""
+
+    prompt: int
+    answer: int | None = None
+    """The client's maximum for each answer; None if it set none."""
+    sequences: int = 1
+
+    def estimate(self, guess: int) -> TokenEstimate:
+        """`guess` is for each answer without a maximum."""
+        completion = guess if self.answer is None else self.answer
+        return TokenEstimate(
+            prompt=self.prompt,
+            completion=min(MOST_TOKENS, completion * self.sequences),
+            sequences=self.sequences,
+            is_guess=self.answer is None,
+        )
+
+
+def size_of(text: str, members: Mapping[str, Member], *, sequences: int = 1) -> RequestSize:
     size, media = len(text), 0
     if size > BYTES_PER_TOKEN * MEDIA_TOKENS and ";base64," in text:
         found = _MEDIA.findall(text)
@@ -45,10 +62,8 @@ def estimate_tokens(
     elif not text.isascii():
         size = len(text.encode(errors="surrogatepass"))
     bounds = [bound for name in ANSWER_LIMITS if (bound := count_of(members, name)) is not None]
-    completion = max(bounds) if bounds else guess
-    return TokenEstimate(
+    return RequestSize(
         prompt=-(-size // BYTES_PER_TOKEN) + media * MEDIA_TOKENS,
-        completion=min(MOST_TOKENS, completion * sequences),
+        answer=max(bounds) if bounds else None,
         sequences=sequences,
-        is_guess=not bounds,
     )

@@ -93,6 +93,14 @@ class Holding:
         elif self.is_tokens and tokens > units:
             self._charge(tokens - units, taken.period)
 
+    def release(self, taken: TakenUnits, units: int) -> None:
+        """Give back all that a request took, as if it had never come."""
+        self._since_report = max(0, self._since_report - units)
+        if self.is_concurrent:
+            self.settle(taken, units, 0)
+        else:
+            self._refund(taken, units)
+
     def _charge(self, units: int, period: str) -> None:
         if period != self.taken.period:
             return  # usage beyond a reservation of yesterday does not count against today's budget

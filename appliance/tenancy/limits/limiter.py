@@ -17,11 +17,10 @@ from zoneinfo import ZoneInfo
 
 from appliance.errors import LimitReachedError, LimitsUnavailableError
 from appliance.infra.database import Database
-from appliance.infra.json_members import Member
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LimitSettings
-from appliance.tenancy.limits.estimate import estimate_tokens
+from appliance.tenancy.limits.estimate import RequestSize, TokenEstimate
 from appliance.tenancy.limits.holding import Holding
 from appliance.tenancy.limits.ledger import LeaseTerms
 from appliance.tenancy.limits.limiting import UNLIMITED, Reservation
@@ -63,22 +62,28 @@ class Limiter:
         self._wake = asyncio.Event()
         self._failure: str | None = None
 
-    def take(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
-    ) -> Reservation | None:
+    async def enter(self, tenant: Tenant) -> Reservation:
+        """Reserve a request of limits that do not depend on its body; raises as `wait`."""
+        if (limiter := self._limiter(tenant)) is None or not (need := limiter.share.need_to_enter):
+            return UNLIMITED
+        return limiter.share.take(need, self._clock()) or await self._wait(limiter, tenant, "", None)
+
+    def take(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation | None:
         """Admit a request for an existing model; None if it has to `wait`."""
         if (limiter := self._limiter(tenant)) is None:
             return UNLIMITED
-        estimate = estimate_tokens(text, members, guess=self._guess_tokens, sequences=sequences)
-        return limiter.share.take(limiter.share.need(model, estimate), self._clock())
+        need = limiter.share.need(model, size.estimate(self._guess_tokens))
+        return limiter.share.take(need, self._clock())
 
-    async def wait(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
-    ) -> Reservation:
+    async def wait(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation:
         """Admit a request as soon as the database allows it; raises as `TenantLimiter.wait`."""
         if (limiter := self._limiter(tenant)) is None:
             return UNLIMITED
-        estimate = estimate_tokens(text, members, guess=self._guess_tokens, sequences=sequences)
+        return await self._wait(limiter, tenant, model, size.estimate(self._guess_tokens))
+
+    async def _wait(
+        self, limiter: TenantLimiter, tenant: Tenant, model: str, estimate: TokenEstimate | None
+    ) -> Reservation:
         try:
             return await limiter.wait(model, estimate, now=self._clock(), wall_time=self._wall_clock())
         except LimitReachedError as refused:

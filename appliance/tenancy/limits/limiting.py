@@ -2,10 +2,10 @@
 
 # ruff: noqa: ARG002 - `NoLimits` uses no argument
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from appliance.infra.json_members import Member
+from appliance.tenancy.limits.estimate import RequestSize
 from appliance.tenancy.limits.holding import Holding, TakenUnits
 from appliance.tenancy.tenant import Tenant
 
@@ -21,9 +21,14 @@ class Reservation(Protocol):
         for the request's concurrency unit, which is released when the gateway's lease ends.
         """
 
+    def release(self) -> None:
+        """Give everything back: the request does not begin.  Nothing after `settle`."""
+
 
 class Unlimited:
     def settle(self, tokens: int) -> None: ...
+
+    def release(self) -> None: ...
 
 
 UNLIMITED = Unlimited()
@@ -42,32 +47,39 @@ class HeldReservation:
         for holding, units, interval in taken:
             holding.settle(interval, units, tokens)
 
+    def release(self) -> None:
+        taken, self._taken = self._taken, ()
+        for holding, units, interval in taken:
+            holding.release(interval, units)
+
 
 class Limiting(Protocol):
     """Enforces tenants' limits; see `appliance.tenancy.limits.limiter`."""
 
-    def take(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
-    ) -> Reservation | None:
+    async def enter(self, tenant: Tenant) -> Reservation:
+        """
+        Reserve what a request needs of the tenant's limits of requests, before its body is read.
+
+        The reservation is released when the whole need is known and `take` is called.  Raises as `wait`.
+        """
+
+    def take(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation | None:
         """Admit a request; None if it has to `wait`."""
 
-    async def wait(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
-    ) -> Reservation:
+    async def wait(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation:
         """Admit a request as soon as possible; raises LimitReachedError and LimitsUnavailableError."""
 
     def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]: ...
 
 
 class NoLimits:
-    def take(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
-    ) -> Reservation | None:
+    async def enter(self, tenant: Tenant) -> Reservation:
         return UNLIMITED
 
-    async def wait(
-        self, tenant: Tenant, model: str, text: str, members: Mapping[str, Member], *, sequences: int = 1
-    ) -> Reservation:
+    def take(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation | None:
+        return UNLIMITED
+
+    async def wait(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation:
         return UNLIMITED
 
     def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:

@@ -59,7 +59,14 @@ class TenantShare:
     def of_model(self, model: str) -> Sequence[Holding]:
         return self._by_model.get(model, self._of_all)
 
-    def need(self, model: str, estimate: TokenEstimate) -> Need:
+    @property
+    def need_to_enter(self) -> Need:
+        """What every request takes, whatever is in its body."""
+        return [(each, 1) for each in self._of_all if not each.is_tokens]
+
+    def need(self, model: str, estimate: TokenEstimate | None) -> Need:
+        if estimate is None:
+            return self.need_to_enter
         return [(each, _units(each, estimate)) for each in self.of_model(model)]
 
     def take(self, need: Need, now: float) -> HeldReservation | None:

@@ -27,7 +27,7 @@ class RecentRefusal:
 
 
 class WaitingRequest:
-    def __init__(self, model: str, estimate: TokenEstimate) -> None:
+    def __init__(self, model: str, estimate: TokenEstimate | None) -> None:
         self.model, self.estimate = model, estimate
         self.future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
 
@@ -52,9 +52,11 @@ class TenantLimiter:
         self._refused.clear()
         self.share.change(limits)
 
-    async def wait(self, model: str, estimate: TokenEstimate, *, now: float, wall_time: float) -> Reservation:
+    async def wait(
+        self, model: str, estimate: TokenEstimate | None, *, now: float, wall_time: float
+    ) -> Reservation:
         """
-        Wait until the ledger has admitted a request.
+        Wait until the ledger has admitted a request; without an estimate, as far as it needs none.
 
         Raises LimitReachedError if a limit is used up, or the request is larger than it, and
         LimitsUnavailableError if the database cannot be reached.

@@ -7,8 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.gateway.attribution import OTHER, Aspect, Attribution, DraftTally, context_bucket
-from appliance.infra.json_members import parse_members
-from appliance.serving.template import template_of
 from appliance.tenancy import NAME_FORMAT
 from tests.clock import Clock
 
@@ -145,13 +143,6 @@ def test_traffic_is_broken_down_by_template(attribution: Attribution):
     worst, best = attribution.by(Aspect.TEMPLATE)
     assert (worst.value, worst.requests, worst.acceptance_length) == ("chat-bbbbbbbb", 2, pytest.approx(1.1))
     assert (best.value, best.requests, best.acceptance_length) == ("chat-aaaaaaaa", 1, pytest.approx(3.0))
-
-
-def test_template_labels_use_the_given_key(attribution: Attribution):
-    """The installation decides whether labels outlive a process."""
-    members = parse_members('{"messages":[{"role":"system","content":"secret"}]}')
-    route = "/v1/chat/completions"
-    assert attribution.template_of(route, members) == template_of(route, members, key=LABEL_KEY)
 
 
 @pytest.mark.parametrize(

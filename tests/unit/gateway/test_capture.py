@@ -86,7 +86,7 @@ async def test_an_empty_answer_is_not_kept():
 async def test_the_body_is_kept_byte_for_byte():
     """As the part `request`."""
     keeper = SlowKeeper()
-    await ContentCapture(keeper, TENANT, "r", 3).keep_request("naïve 😀")
+    await ContentCapture(keeper, TENANT, "r", 3).keep_request("naïve 😀".encode())
     (content,) = keeper.kept
     assert (content.part, content.request_id, content.tenant) == (Part.REQUEST, "r", "acme")
     assert b"".join(content.pieces) == "naïve 😀".encode()

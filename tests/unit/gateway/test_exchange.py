@@ -1,6 +1,7 @@
 """The summary of a request fits the audit log, whatever happened."""
 
 import asyncio
+import json
 import random
 from dataclasses import replace
 
@@ -13,10 +14,10 @@ from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.entry_types import REGISTRY, EntryType
 from appliance.errors import AuditUnavailableError, Outcome, WorkerTimeoutError
 from appliance.gateway.attribution import Attribution, Offender
+from appliance.gateway.body import BodyTerms, read_body
 from appliance.gateway.call import Call
 from appliance.gateway.exchange import Exchange, summarise
 from appliance.gateway.outcomes import LOGGED, attribute_drafts, count_request, end_entry
-from appliance.infra.json_members import parse_members
 from appliance.infra.logs import ALLOWED
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.cardinality import OTHER
@@ -57,12 +58,13 @@ KEPT = {
 
 OPTED_OUT = replace(CALLER, tenant=replace(CALLER.tenant, speculation=SpeculationPolicy.OFF))
 CALLS = {
-    None: ("{}", {}),
-    ForbiddenBy.HEADER: ("{}", {"speculation": SpeculationPolicy.OFF}),
-    ForbiddenBy.PARAMETER: ('{"min_p": 0.5}', {}),
-    ForbiddenBy.TENANT: ("{}", {"caller": OPTED_OUT}),
+    None: ({}, {}),
+    ForbiddenBy.HEADER: ({}, {"speculation": SpeculationPolicy.OFF}),
+    ForbiddenBy.PARAMETER: ({"min_p": 0.5}, {}),
+    ForbiddenBy.TENANT: ({}, {"caller": OPTED_OUT}),
 }
-"""A body and members of a call, by what forbids to speculate on it."""
+"""Members of a body and fields of a call, by what forbids to speculate on it."""
+TERMS = BodyTerms(route="/v1/completions", tenant="acme", may=frozenset(), salted=True, label_key=bytes(16))
 
 
 def exchange(*, forbidden_by: ForbiddenBy | None = None, **more: object) -> Exchange:
@@ -70,11 +72,11 @@ def exchange(*, forbidden_by: ForbiddenBy | None = None, **more: object) -> Exch
     loop = asyncio.new_event_loop()
     intent = loop.create_future()
     loop.close()
-    text, members = CALLS[forbidden_by]
+    members, fields = CALLS[forbidden_by]
+    body = json.dumps({"model": "demo", "prompt": "", **members}).encode()
     call = Call(
-        request_id="r", client_request_id=None, route="/v1/completions", model="demo", text=text,
-        members=parse_members(text), is_stream=False, wants_usage=False, client="private",
-        **{"caller": CALLER, **members},
+        request_id="r", client_request_id=None, route=TERMS.route, body=body, parsed=read_body(body, TERMS),
+        client="private", **{"caller": CALLER, **fields},
     )  # fmt: skip
     return Exchange(call=call, intent=intent, **{"started": 100.0, "template": "raw-plain", **more})
 

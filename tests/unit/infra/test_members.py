@@ -12,6 +12,7 @@ from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import (
     MAX_DEPTH,
     MAX_MEMBERS,
+    MAX_NUMBERS,
     MAX_VALUES,
     cut_member,
     parse_members,
@@ -160,8 +161,19 @@ def test_nesting_is_limited(opening: str, closing: str):
 def test_the_number_of_values_is_limited(value: str):
     """A body of a few megabytes must not become gigabytes of lists."""
     many = f'{{"a":[{",".join([value] * (MAX_VALUES + 1))}]}}'
-    with pytest.raises(InvalidRequestError, match="1,000,000 values"):
-        parse_members(many)
+    with pytest.raises(InvalidRequestError, match="100,000 values"):
+        parse_members(many, max_numbers=0)
+
+
+@pytest.mark.parametrize("separator", [",", ", ", ",\n"])
+def test_a_prompt_may_be_a_long_list_of_tokens(separator: str):
+    """Also beside as many other values as a body may hold, but no list of something else."""
+    tokens = separator.join(["12"] * MAX_NUMBERS)
+    others = ",".join(["[]"] * (MAX_VALUES // 2 - 2))
+    assert len(parse_members(f'{{"a":[{tokens}],"b":[{others}]}}')["a"].value) == MAX_NUMBERS
+    for more in (f'{{"a":[{tokens},1],"b":[{others},[]]}}', f'{{"a":[{tokens}],"b":[{others},[],[],[]]}}'):
+        with pytest.raises(InvalidRequestError, match="100,000 values"):
+            parse_members(more)
 
 
 def test_a_workers_answer_may_hold_any_number_of_values():

@@ -3,8 +3,8 @@
 import pytest
 from starlette.requests import Request
 
-from appliance.api.openai import parse_call
-from appliance.serving.dialects.routes import ROUTES
+from appliance.api.openai import make_call
+from appliance.gateway.body import BodyTerms, read_body
 from appliance.tenancy import ApiKey, Caller, Tenant
 
 CALLER = Caller(tenant=Tenant(name="acme"), key=ApiKey(key_id="aaaaaaaa", digest="0" * 64))
@@ -32,5 +32,7 @@ def test_a_traceparent_is_read_if_requests_are_traced(traced, sent, expected):
             "state": {"request_id": "ours", "client_request_id": None},
         }
     )
-    body, route = b'{"model":"demo","messages":[]}', ROUTES["/v1/chat/completions"]
-    assert parse_call(request, CALLER, body, route, traced=traced).traceparent == expected
+    body, route = b'{"model":"demo","messages":[]}', "/v1/chat/completions"
+    terms = BodyTerms(route=route, tenant="acme", may=frozenset(), salted=True, label_key=bytes(16))
+    call = make_call(request, CALLER, body, read_body(body, terms), route, traced=traced)
+    assert call.traceparent == expected

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError, WorkerFailedError
 from appliance.infra.json_members import parse_members
-from appliance.serving.dialects.dialect import edit_members
 from appliance.serving.dialects.routes import CHAT, MESSAGES, POOLING, RESPONSES, ROUTES, dialect_at
 from appliance.serving.error_text import ErrorText, anthropic_type, worker_error
 from appliance.serving.usage import Usage
+from tests.edits import edit_members
 from tests.recorder import RECORDED_AT, REQUESTS
 
 PATHS = {name: path for requests in REQUESTS.values() for name, (path, _) in requests.items()}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.infra.json_members import parse_members
-from appliance.serving.dialects.dialect import edit_members
+from tests.edits import edit_members
 
 KEYS = st.sampled_from(["model", "a", "b", "priority", "cache_salt", "stream_options"])
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists, max_leaves=4)

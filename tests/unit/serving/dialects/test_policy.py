@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from appliance.errors import InvalidRequestError
 from appliance.infra.json_members import parse_members
-from appliance.serving.dialects.dialect import edit_members
 from appliance.serving.dialects.policy import (
     COUNTS,
     REFUSED,
@@ -23,6 +22,7 @@ from appliance.serving.dialects.policy import (
 from appliance.serving.dialects.routes import ROUTES
 from appliance.serving.worker import ServedModel
 from appliance.tenancy import ApiKey, Caller, Permission, Tenant
+from tests.edits import edit_members
 
 NO_PERMISSIONS: frozenset[Permission] = frozenset()
 PICTURE = "data:image/png;base64,iVBORw0KGgo="

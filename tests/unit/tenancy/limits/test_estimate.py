@@ -6,7 +6,7 @@ import pytest
 
 from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.routes import ROUTES
-from appliance.tenancy.limits.estimate import MEDIA_TOKENS, MOST_TOKENS, estimate_tokens
+from appliance.tenancy.limits.estimate import MEDIA_TOKENS, MOST_TOKENS, size_of
 
 GUESS = 512
 
@@ -15,7 +15,7 @@ def estimate(**members):
     text = json.dumps(members, ensure_ascii=False)
     read = parse_members(text)
     sequences = ROUTES["/v1/completions"].sequences(read)
-    return estimate_tokens(text, read, guess=GUESS, sequences=sequences)
+    return size_of(text, read, sequences=sequences).estimate(GUESS)
 
 
 def test_a_prompt_is_a_third_of_its_bytes():

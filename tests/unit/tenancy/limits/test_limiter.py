@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from appliance.errors import LimitReachedError, LimitsUnavailableError, RequestOverLimitError
-from appliance.infra.json_members import parse_members
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.tenancy.allowances import Limits
+from appliance.tenancy.limits.estimate import RequestSize
 from appliance.tenancy.limits.limiter import Limiter
 from appliance.tenancy.limits.limiting import UNLIMITED
 from appliance.tenancy.limits.store import LeaseTerms
@@ -22,8 +22,7 @@ from tests.fakes import until
 from tests.memory_ledgers import MemoryLedgerStore
 
 TERMS = LeaseTerms(lease_seconds=2.0, renew_seconds=0.05, zone=ZoneInfo("UTC"))
-BODY = '{"max_tokens": 10}'
-MEMBERS = parse_members(BODY)
+SIZE = RequestSize(prompt=6, answer=10)
 
 
 class FailingStore(MemoryLedgerStore):
@@ -61,10 +60,10 @@ class Gateway:
         self.tenant = Tenant(name="acme", limits=limits)
 
     def take(self):
-        return self.limiter.take(self.tenant, "demo", BODY, MEMBERS)
+        return self.limiter.take(self.tenant, "demo", SIZE)
 
     async def let_in(self):
-        return self.take() or await self.limiter.wait(self.tenant, "demo", BODY, MEMBERS)
+        return self.take() or await self.limiter.wait(self.tenant, "demo", SIZE)
 
     @property
     def share(self):

@@ -1,0 +1,49 @@
+"""
+Reads large bodies in a process of its own: `json` holds the interpreter's lock for as long as a body takes.
+
+Standard input brings a line of JSON (terms and length) and the body, standard output takes a line of JSON.
+Ends with its gateway, which closes the pipe.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from appliance.errors import InvalidRequestError
+from appliance.gateway.body import BodyTerms, read_body
+
+NICE = 5
+"""Lower priority than the gateway's event loop, which serves everybody."""
+
+
+def main() -> None:
+    # A signal to the process group is the gateway's to handle: it still drains.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
+    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    while line := asked.readline():
+        header = json.loads(line)
+        body = asked.read(header["length"])
+        if len(body) == header["length"]:
+            _write(answers, _answer(body, BodyTerms.from_json(header["terms"])))
+
+
+def _answer(body: bytes, terms: BodyTerms) -> dict[str, Any]:
+    try:
+        return {"parsed": read_body(body, terms).to_json()}
+    except InvalidRequestError as error:
+        return {"refused": (str(error), error.param, error.code)}
+    except Exception as error:  # noqa: BLE001 - a defect, which the gateway reports
+        return {"crashed": type(error).__name__}
+
+
+def _write(answers: BinaryIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()
