@@ -17,7 +17,7 @@ from appliance.api.auth import TenantCaller, address_class, tenant_caller
 from appliance.api.services import Services
 from appliance.api.streaming import relay_call
 from appliance.errors import InvalidRequestError, ModelNotFoundError
-from appliance.gateway.body import ParsedBody
+from appliance.gateway.body import Body, ParsedBody
 from appliance.gateway.body_parsers import Reading
 from appliance.gateway.call import PRIORITY_HEADER, SPECULATION_HEADER, Call
 from appliance.serving.dialects import routes
@@ -71,7 +71,7 @@ class Relayed:
 router.routes += [Route(path, Relayed(route), methods=["POST"]) for path, route in routes.ROUTES.items()]
 
 
-async def _read(receive: Receive, reading: Reading) -> bytes | None:
+async def _read(receive: Receive, reading: Reading) -> Body | None:
     """The whole body; None if the client disconnected before its end."""
     before = bytearray()  # not a list, which takes forty bytes for each piece of one byte
     while True:
@@ -84,7 +84,7 @@ async def _read(receive: Receive, reading: Reading) -> bytes | None:
             return part
         before += part
         if not more:
-            return bytes(before)
+            return before
         # What is not received is not read from the connection either, beyond a small buffer.
         await reading.go_on(len(before))
 
@@ -112,7 +112,7 @@ async def get_model(request: Request, name: str, caller: TenantCaller) -> Respon
 def make_call(
     request: Request,
     caller: Caller,
-    body: bytes,
+    body: Body,
     parsed: ParsedBody,
     route: str,
     *,

@@ -19,7 +19,7 @@ from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Any
 
 from appliance.errors import AtCapacityError, InvalidRequestError
-from appliance.gateway.body import BodyTerms, ParsedBody, read_body
+from appliance.gateway.body import Body, BodyTerms, ParsedBody, read_body
 
 MODULE = "appliance.gateway.body_process"
 SMALL_BYTES = 2**15
@@ -117,7 +117,7 @@ class BodyParsers:
     def reading(self, tenant: str) -> Reading:
         return Reading(self._receiving, tenant)
 
-    async def parse(self, body: bytes, terms: BodyTerms) -> ParsedBody:
+    async def parse(self, body: Body, terms: BodyTerms) -> ParsedBody:
         """Raises InvalidRequestError as `read_body`, and AtCapacityError."""
         if len(body) <= SMALL_BYTES:
             return read_body(body, terms)
@@ -138,7 +138,7 @@ class BodyParsers:
             raise InvalidRequestError(message, param=param, code=code)
         return ParsedBody.from_json(answer["parsed"])
 
-    def _ask(self, body: bytes, terms: BodyTerms) -> Any:  # noqa: ANN401 - JSON of our own
+    def _ask(self, body: Body, terms: BodyTerms) -> Any:  # noqa: ANN401 - JSON of our own
         try:
             process = self._idle.pop() if self._idle else _Process()
         except OSError as error:
@@ -178,7 +178,7 @@ class _Process:
         self._asked, self._answers = self._process.stdin, self._process.stdout
         fcntl(self._asked, F_SETPIPE_SZ, PIPE_BYTES)
 
-    def ask(self, body: bytes, terms: BodyTerms) -> Any:  # noqa: ANN401 - JSON of our own
+    def ask(self, body: Body, terms: BodyTerms) -> Any:  # noqa: ANN401 - JSON of our own
         header = json.dumps({"terms": terms.to_json(), "length": len(body)}).encode() + b"\n"
         for data in (header, body):
             rest = memoryview(data)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance.errors import InvalidRequestError, NeedsTargetOnlyWorkerError
-from appliance.gateway.body import ParsedBody
+from appliance.gateway.body import Body, ParsedBody
 from appliance.serving.affinity import LENGTHS
 from appliance.serving.dialects.routes import ROUTES, Route
 from appliance.serving.target_only import ForbiddenBy
@@ -22,7 +22,7 @@ class Call:
     client_request_id: str | None  # its `x-request-id`, echoed to it
     caller: Caller
     route: str  # one of `ROUTES`
-    body: bytes  # unchanged
+    body: Body  # unchanged
     parsed: ParsedBody
     client: str  # the class of its address, never the address
     speculation: SpeculationPolicy = SpeculationPolicy.AUTO  # of `SPECULATION_HEADER`

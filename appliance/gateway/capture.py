@@ -6,7 +6,7 @@ the last one.  Tenants without a content policy share `NO_CAPTURE`.  Fails close
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.content.retention import ErasureLog, Retention
 from appliance.audit.content.sealing import Part
 from appliance.audit.entry import JSON
+from appliance.gateway.body import Body
 from appliance.infra.database import Database
 from appliance.infra.settings import AuditSettings
 from appliance.tenancy import ContentPolicy, Tenant
@@ -30,7 +31,7 @@ class Capture(Protocol):
     def observe(self, data: bytes) -> None:
         """Take bytes that are about to be sent to the client."""
 
-    async def keep_request(self, body: bytes) -> dict[str, JSON]:
+    async def keep_request(self, body: Body) -> dict[str, JSON]:
         """Make the body durable; returns the intent's fields about it.  Raises AuditUnavailableError."""
 
     async def keep_answer(self) -> dict[str, JSON]:
@@ -43,7 +44,7 @@ class NoCapture:
     def observe(self, data: bytes) -> None:
         pass
 
-    async def keep_request(self, body: bytes) -> dict[str, JSON]:  # noqa: ARG002
+    async def keep_request(self, body: Body) -> dict[str, JSON]:  # noqa: ARG002
         return {}
 
     async def keep_answer(self) -> dict[str, JSON]:
@@ -76,7 +77,7 @@ class ContentCapture:
             self._pieces.append(data)
             self._size += len(data)
 
-    async def keep_request(self, body: bytes) -> dict[str, JSON]:
+    async def keep_request(self, body: Body) -> dict[str, JSON]:
         return await self._keeper.keep(self._content(Part.REQUEST, [body], len(body)))
 
     async def keep_answer(self) -> dict[str, JSON]:
@@ -95,7 +96,7 @@ class ContentCapture:
         self._pieces = []
         return about | await self._keeper.keep(content)
 
-    def _content(self, part: Part, pieces: list[bytes], size: int) -> Content:
+    def _content(self, part: Part, pieces: Sequence[Body], size: int) -> Content:
         return Content(
             tenant=self._tenant.name,
             policy=self._tenant.content,

@@ -42,7 +42,7 @@ class Member:
     value: Any
 
 
-def decode_body(body: bytes) -> str:
+def decode_body(body: bytes | bytearray) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ Bytes pass through unparsed.  Every failure to reach a worker or to receive its 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from appliance.errors import WorkerFailedError, WorkerTimeoutError, WorkerUnreachableError
-from appliance.serving.connection import WorkerConnection
+from appliance.serving.connection import Piece, WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
 from appliance.serving.worker_tls import WorkerTls
@@ -132,7 +132,7 @@ class WorkerClient:
 
     @asynccontextmanager
     async def forward(
-        self, worker: Worker, path: str, body: bytes, headers: dict[str, str], seconds: float
+        self, worker: Worker, path: str, body: Sequence[Piece], headers: dict[str, str], seconds: float
     ) -> AsyncIterator[WorkerConnection]:
         """
         Send a request body to a worker; yields its answer once the head has arrived, and aborts what is left.
@@ -142,11 +142,11 @@ class WorkerClient:
         or does not accept our token.
         """
         address = _address(*worker.address)
-        request = _request(address, path, body, headers | self._authorization)
+        head = _head(address, path, sum(map(len, body)), headers | self._authorization)
         kept = self._take_idle(worker.url)
         connection = kept or await self._connect(address)
         try:
-            connection.send(request)
+            connection.send(head, body)
             try:
                 await connection.read_head(seconds)
             except WorkerFailedError as lost:
@@ -154,7 +154,7 @@ class WorkerClient:
                     raise
                 # Most likely the worker closed the idle connection while the request was being sent.
                 connection = await self._connect_again(address, lost)
-                connection.send(request)
+                connection.send(head, body)
                 await connection.read_head(seconds)
             if connection.status == UNAUTHORISED:
                 # Relayed, it would tell the client that its own key is wrong.
@@ -279,7 +279,7 @@ def _check(status: int, path: str) -> None:
         raise WorkerFailedError(f"The worker answered {status} to {path}.")
 
 
-def _request(address: _Address, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+def _head(address: _Address, path: str, length: int, headers: dict[str, str]) -> bytes:
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    head = f"POST {address.prefix}{path} HTTP/1.1\r\nHost: {address.name}\r\nContent-Length: {len(body)}"
-    return f"{head}\r\n{lines}\r\n".encode("latin-1") + body
+    head = f"POST {address.prefix}{path} HTTP/1.1\r\nHost: {address.name}\r\nContent-Length: {length}"
+    return f"{head}\r\n{lines}\r\n".encode("latin-1")

@@ -10,6 +10,7 @@ import asyncio
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +20,13 @@ import httptools
 import uvloop
 
 FRAMES = 64
+LARGE_BYTES = 2**17
+"""Beyond this a body is not looked at: it asks for nothing."""
 MODEL = "bench"
 _GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 PAGES = {
     b"/health": (b"text/plain", b""),
     b"/version": (b"application/json", b'{"version":"0.32.0"}'),
-    b"/v1/models": (
-        b"application/json",
-        json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1}]}).encode(),
-    ),
     b"/metrics": (
         b"text/plain; version=0.0.4",
         "".join(f'# TYPE vllm:{name} gauge\nvllm:{name}{{engine="0"}} 0\n' for name in _GAUGES).encode(),
@@ -41,11 +40,11 @@ _END = b"0\r\n\r\n"
 
 
 @contextmanager
-def upstream(think_ms: float = 0.0) -> Iterator[str]:
+def upstream(think_ms: float = 0.0, *, model: str = MODEL, niceness: int = 0) -> Iterator[str]:
     """Serve in a process of its own; yields the base URL."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(think_ms, sender), daemon=True)
+    process = context.Process(target=_serve, args=(think_ms, model, niceness, sender), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{receiver.recv()}"
@@ -54,7 +53,11 @@ def upstream(think_ms: float = 0.0) -> Iterator[str]:
         process.join()
 
 
-def _serve(think_ms: float, sender: multiprocessing.connection.Connection) -> None:
+def _serve(think_ms: float, model: str, niceness: int, sender: multiprocessing.connection.Connection) -> None:
+    os.nice(niceness)
+    listed = {"object": "list", "data": [{"id": model, "object": "model", "created": 1}]}
+    PAGES[b"/v1/models"] = (b"application/json", json.dumps(listed).encode())
+
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Connection(think_ms / 1000), "127.0.0.1", 0, backlog=4096)
@@ -118,7 +121,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
-        self._path, self._body = b"", b""
+        self._path, self._body = b"", bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -133,7 +136,9 @@ class _Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        path, body = self._path.partition(b"?")[0], self._body
+        path, body = self._path.partition(b"?")[0], bytes(self._body)
+        if len(body) > LARGE_BYTES:
+            body = b"{}"
         if path != b"/v1/chat/completions":
             page = PAGES.get(path)
             self._transport.write(_page(*page) if page else b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")

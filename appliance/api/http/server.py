@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from appliance.api.http.protocol import BoundedProtocol
+from appliance.api.http.protocol import BoundedProtocol, ReadTurns
 from appliance.api.http.tls import Tls
 from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
@@ -32,6 +32,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._settings = settings
         self._tls = tls
+        self._turns = ReadTurns()
         self._metrics = metrics
         if metrics is not None:
             metrics.connections.set_function(lambda: len(self.server_state.connections))
@@ -69,6 +70,7 @@ class Server(uvicorn.Server):
         return BoundedProtocol(
             config=self.config,
             server_state=self.server_state,
+            turns=self._turns,
             settings=self._settings,
             on_refusal=self._count,
         )

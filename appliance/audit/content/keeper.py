@@ -38,7 +38,7 @@ class Content:
     """`digest` or `encrypted`."""
     request_id: str
     part: Part
-    pieces: Sequence[bytes]
+    pieces: Sequence[bytes | bytearray]
     size: int
     """Bytes in all pieces."""
 

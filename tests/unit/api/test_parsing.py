@@ -136,7 +136,7 @@ def test_a_route_may_have_alternative_members(path: str, body: dict, missing: st
 def test_a_route_without_streams_ignores_stream():
     """The worker does too."""
     call = parsed({"model": "demo", "input": "x", "stream": True}, path="/v1/embeddings")
-    worker_body = call.parsed.edit(call.body)
+    worker_body = b"".join(call.parsed.edit(call.body))
     assert (call.parsed.is_stream, b"stream_options" in worker_body) == (False, False)
 
 

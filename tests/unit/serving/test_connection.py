@@ -37,7 +37,7 @@ class Transport:
 def _asked():
     connection, transport = WorkerConnection(), Transport()
     connection.connection_made(transport)
-    connection.send(b"POST / HTTP/1.1\r\n\r\n")
+    connection.send(b"POST / HTTP/1.1\r\n\r\n", ())
     return connection, transport
 
 
@@ -64,7 +64,7 @@ def test_answer_is_the_same_wherever_reads_end(answer, cuts):
         assert connection.finish()
         assert connection.is_usable
         assert transport.is_open
-        connection.send(b"POST / HTTP/1.1\r\n\r\n")
+        connection.send(b"POST / HTTP/1.1\r\n\r\n", ())
         connection.data_received(PLAIN)
         assert await _answer(connection) == (200, "text/event-stream", b"hello")
 

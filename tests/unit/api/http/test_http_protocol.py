@@ -18,6 +18,7 @@ from appliance.api.http.protocol import (
     SMALL_PIECES,
     SPARE_CONNECTIONS,
     BoundedProtocol,
+    ReadTurns,
 )
 from appliance.errors import ApplianceError
 from appliance.infra.settings import ApiSettings
@@ -115,6 +116,7 @@ class Connections:
         connection = BoundedProtocol(
             config=self.config,
             server_state=self.state,
+            turns=ReadTurns(),
             settings=self.settings,
             on_refusal=self.refused.append,
         )

@@ -1,0 +1,1 @@
+"""What a tenant that attacks the gateway costs the other tenants, in time."""
