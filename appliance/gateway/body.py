@@ -58,8 +58,10 @@ class BodyTerms:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ParsedBody:
+    """Nothing changes it; to freeze it would take a microsecond of every request."""
+
     model: str
     is_stream: bool
     wants_usage: bool  # whether the client requested the usage frame of a stream
@@ -128,8 +130,11 @@ def decide(text: str, members: dict[str, Member], terms: BodyTerms) -> ParsedBod
         edits = policy_edits(members, terms.may, tenant=terms.tenant, salted=terms.salted and route.caches)
         edits.update(route.dialect.edits(members, is_stream=stream is True))
     splices = splices_of(text, members, edits) if edits else []
-    talk = next((members[name] for name in CONVERSATION_MEMBERS if name in members), None)
-    conversation = (0, len(text)) if talk is None else (talk.value_start, talk.end)
+    conversation = (0, len(text))
+    for name in CONVERSATION_MEMBERS:
+        if name in members:
+            conversation = (members[name].value_start, members[name].end)
+            break
     if not text.isascii():
         offsets = _in_bytes(
             text, (*conversation, *(each for start, end, _ in splices for each in (start, end)))

@@ -19,6 +19,7 @@ from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Any
 
 from appliance.errors import AtCapacityError, InvalidRequestError
+from appliance.gateway.batch.lines import BatchLine, FoundRequest, parse_line
 from appliance.gateway.body import Body, BodyTerms, ParsedBody, read_body
 
 MODULE = "appliance.gateway.body_process"
@@ -121,12 +122,23 @@ class BodyParsers:
         """Raises InvalidRequestError as `read_body`, and AtCapacityError."""
         if len(body) <= SMALL_BYTES:
             return read_body(body, terms)
-        await self._turns.begin(terms.tenant)
-        working = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, body, terms)
-        # Also if the caller is cancelled meanwhile, the process is busy until it has answered.
+        return ParsedBody.from_json(await self._read(terms.tenant, {"terms": terms.to_json()}, body))
 
+    async def parse_line(self, number: int, line: bytes, tenant: str, endpoint: str) -> BatchLine:
+        """Raises InvalidRequestError as `lines.parse_line`, and AtCapacityError."""
+        if len(line) <= SMALL_BYTES:
+            return parse_line(number, line, endpoint)
+        found = FoundRequest(**await self._read(tenant, {"endpoint": endpoint}, line))
+        body = line[found.start : found.end]
+        return BatchLine(number=number, custom_id=found.custom_id, model=found.model, body=body)
+
+    async def _read(self, tenant: str, task: dict[str, Any], data: Body) -> dict[str, Any]:
+        await self._turns.begin(tenant)
+        working = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, task, data)
+
+        # Also if the caller is cancelled meanwhile, the process is busy until it has answered.
         def answered(done: "asyncio.Future[Any]") -> None:
-            self._turns.end(terms.tenant)
+            self._turns.end(tenant)
             done.exception()  # seen, also if the caller has left
 
         working.add_done_callback(answered)
@@ -136,15 +148,16 @@ class BodyParsers:
         if "refused" in answer:
             message, param, code = answer["refused"]
             raise InvalidRequestError(message, param=param, code=code)
-        return ParsedBody.from_json(answer["parsed"])
+        read: dict[str, Any] = answer["read"]
+        return read
 
-    def _ask(self, body: Body, terms: BodyTerms) -> Any:  # noqa: ANN401 - JSON of our own
+    def _ask(self, task: dict[str, Any], data: Body) -> Any:  # noqa: ANN401 - JSON of our own
         try:
             process = self._idle.pop() if self._idle else _Process()
         except OSError as error:
             raise AtCapacityError("Large requests cannot be read now. Try again in a moment.") from error
         try:
-            answer = process.ask(body, terms)
+            answer = process.ask(task, data)
         except (OSError, ValueError) as error:
             process.close()
             raise AtCapacityError("The request could not be read. Try again, or send less.") from error
@@ -178,10 +191,10 @@ class _Process:
         self._asked, self._answers = self._process.stdin, self._process.stdout
         fcntl(self._asked, F_SETPIPE_SZ, PIPE_BYTES)
 
-    def ask(self, body: Body, terms: BodyTerms) -> Any:  # noqa: ANN401 - JSON of our own
-        header = json.dumps({"terms": terms.to_json(), "length": len(body)}).encode() + b"\n"
-        for data in (header, body):
-            rest = memoryview(data)
+    def ask(self, task: dict[str, Any], data: Body) -> Any:  # noqa: ANN401 - JSON of our own
+        header = json.dumps({**task, "length": len(data)}).encode() + b"\n"
+        for each in (header, data):
+            rest = memoryview(each)
             while rest:
                 rest = rest[os.write(self._asked.fileno(), rest) :]
         return json.loads(self._read_line())

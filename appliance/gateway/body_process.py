@@ -1,7 +1,8 @@
 """
-Reads large bodies in a process of its own: `json` holds the interpreter's lock for as long as a body takes.
+Reads large bodies, and lines of batches, in a process of its own.
 
-Standard input brings a line of JSON (terms and length) and the body, standard output takes a line of JSON.
+A thread would not do: `json` holds the interpreter's lock for the whole of a body.  Standard input brings a
+line of JSON (what to read, and its length) and the bytes, standard output takes a line of JSON.
 Ends with its gateway, which closes the pipe.
 """
 
@@ -9,9 +10,11 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from appliance.errors import InvalidRequestError
+from appliance.gateway.batch.lines import find_request
 from appliance.gateway.body import BodyTerms, read_body
 
 NICE = 5
@@ -28,12 +31,14 @@ def main() -> None:
         header = json.loads(line)
         body = asked.read(header["length"])
         if len(body) == header["length"]:
-            _write(answers, _answer(body, BodyTerms.from_json(header["terms"])))
+            _write(answers, _answer(body, header))
 
 
-def _answer(body: bytes, terms: BodyTerms) -> dict[str, Any]:
+def _answer(data: bytes, header: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"parsed": read_body(body, terms).to_json()}
+        if "endpoint" in header:
+            return {"read": asdict(find_request(data, header["endpoint"]))}
+        return {"read": read_body(data, BodyTerms.from_json(header["terms"])).to_json()}
     except InvalidRequestError as error:
         return {"refused": (str(error), error.param, error.code)}
     except Exception as error:  # noqa: BLE001 - a defect, which the gateway reports

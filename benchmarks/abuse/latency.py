@@ -44,6 +44,27 @@ class Site:
     attacker_key: str
     limited_key: str
     process: ApplianceProcess
+    turns: Path
+    """Written by `probed`."""
+
+    def begin_watch(self) -> None:
+        self.turns.unlink(missing_ok=True)
+        (self.proc / "clear_refs").write_text("5", encoding="ascii")
+
+    @property
+    def turn_ms(self) -> float:
+        """The longest CPU time of a turn of the event loop since `begin_watch`."""
+        return 1000 * float(self.turns.read_text(encoding="ascii"))
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory since `begin_watch`."""
+        lines = (self.proc / "status").read_text(encoding="ascii").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) / 1024
+
+    @property
+    def proc(self) -> Path:
+        return Path(f"/proc/{self.process.process.pid}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +81,10 @@ class Beside:
     """The attacker's answers."""
     sent_bytes: int
     seconds: float
-    resident_mib: float
-    """Of the gateway, at its highest."""
+    turn_ms: float
+    """The longest CPU time of a turn of the gateway's event loop."""
+    peak_mib: float
+    """The gateway's memory, without its parser processes."""
 
     @property
     def allowed_ms(self) -> float:
@@ -87,7 +110,8 @@ def site(checkout: Path = ROOT) -> Iterator[Site]:
         (scratch / "tenants.yaml").write_text(encode_tenants(tenants), encoding="utf-8")
         workers = [stack.enter_context(upstream()), stack.enter_context(upstream(model=MODEL, niceness=19))]
         environment = {
-            "PYTHONPATH": str(checkout.resolve()),
+            "PYTHONPATH": os.pathsep.join((str(checkout.resolve()), str(ROOT))),
+            "BENCH_TURNS": str(scratch / "turns"),
             "PYTHONSAFEPATH": "1",
             "APPLIANCE_POOL__URLS": json.dumps(workers),
             "APPLIANCE_TENANTS__FILE": str(scratch / "tenants.yaml"),
@@ -98,7 +122,9 @@ def site(checkout: Path = ROOT) -> Iterator[Site]:
             "APPLIANCE_MONITOR__SCRAPE_TIMEOUT_SECONDS": "30",
         }
         process = stack.enter_context(
-            ApplianceProcess("gateway", data=scratch / "data", environment=environment)
+            ApplianceProcess(
+                "gateway", data=scratch / "data", environment=environment, module="benchmarks.abuse.probed"
+            )
         )
         # Ready means that one of the workers is.
         while len(_models(process.url, keys[0][0])) < len(workers):
@@ -108,6 +134,7 @@ def site(checkout: Path = ROOT) -> Iterator[Site]:
             attacker_key=keys[1][0],
             limited_key=keys[2][0],
             process=process,
+            turns=scratch / "turns",
         )
 
 
@@ -148,12 +175,12 @@ async def measure(at: Site, attack: str, connections: int, *, seconds: float) ->
     began = time.monotonic()
     with attacked(at, attack, connections) as done:
         await asyncio.sleep(WARM_UP_SECONDS)
-        (at_proc(at) / "clear_refs").write_text("5", encoding="ascii")
+        at.begin_watch()
         looking = asyncio.ensure_future(_watch_health(at.process.url))
         beside = await first_bytes(at, seconds)
         looking.cancel()
         health = await looking
-        resident = _peak_mib(at)
+        turn_ms, peak_mib = at.turn_ms, at.peak_mib
     return Beside(
         attack=attack,
         connections=connections,
@@ -163,7 +190,8 @@ async def measure(at: Site, attack: str, connections: int, *, seconds: float) ->
         statuses=done["statuses"],
         sent_bytes=done["sent_bytes"],
         seconds=time.monotonic() - began,
-        resident_mib=resident,
+        turn_ms=turn_ms,
+        peak_mib=peak_mib,
     )
 
 
@@ -190,12 +218,3 @@ def _models(url: str, key: str) -> list[Any]:
     with urllib.request.urlopen(asked, timeout=60) as answer:
         found: list[Any] = json.load(answer)["data"]
     return found
-
-
-def at_proc(at: Site) -> Path:
-    return Path(f"/proc/{at.process.process.pid}")
-
-
-def _peak_mib(at: Site) -> float:
-    lines = (at_proc(at) / "status").read_text(encoding="ascii").splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) / 1024

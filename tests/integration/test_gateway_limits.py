@@ -191,3 +191,40 @@ async def test_a_refused_request_reaches_no_worker_and_is_in_the_log(limited):
     await until(lambda: running.entries("request.denied"))
     (denied,) = running.entries("request.denied")
     assert (denied["reason"], denied["status"], denied["tenant"]) == ("rate_limit_exceeded", 429, "acme")
+
+
+@pytest.mark.parametrize(
+    "body", [b"no JSON", b'{"model":"demo","messages":' + b"[]" * 100_000], ids=["small", "large"]
+)
+async def test_a_tenant_over_its_request_limit_is_refused_before_its_body_is_read(limited, body):
+    """The body would be a 400; the refusal is in the log although the model is not known."""
+    running, limiter = limited
+    limiter.limits = Limits(requests_per_minute=1)
+    assert (await running.post(chat())).status == 200
+    refused = await running.post(body)
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    await until(lambda: running.entries("request.denied"))
+    (denied,) = running.entries("request.denied")
+    assert (denied["reason"], denied["tenant"]) == ("rate_limit_exceeded", "acme")
+    assert denied["route"] == "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["small", "large"])
+async def test_a_request_counts_once_and_one_that_does_not_begin_not_at_all(limited, size):
+    """Although its limits are checked before and after its body is read."""
+    running, limiter = limited
+    limiter.limits = Limits(requests_per_minute=3, concurrent_requests=1)
+    padding = {"metadata": "x" * size}
+    for _ in range(4):
+        assert (await running.post({**chat(), **padding, "stream": "yes"})).status == 400
+        assert (await running.post({**chat(), **padding, "model": "unknown"})).status == 404
+    for left in (2, 1, 0):
+        answer = await running.post({**chat(), **padding})
+        assert answer.status == 200
+        assert limiter.under_way == 0
+        await until(
+            lambda expected=left: (
+                limiter.holding("requests_per_minute").remaining(time.monotonic()) == expected
+            )
+        )
+    assert (await running.post({**chat(), **padding})).status == 429

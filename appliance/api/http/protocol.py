@@ -51,8 +51,8 @@ LINGER_SECONDS = 2.0
 """Time for a refused client to read the error, and for an idle one to end TLS."""
 LINGER_BYTES = 2**20
 """Bytes that are read and dropped meanwhile."""
-READS_PER_TURN = 4
-"""Connections with large bodies read from in one turn of the event loop: 0.1 to 0.2 ms each."""
+READS_PER_TURN = 1
+"""Connections with large bodies read from in one turn of the event loop, after which others are served."""
 MAX_PIPELINED = 16
 """Maximum requests that a client may send before it has read the first answer."""
 SPARE_CONNECTIONS = 256

@@ -7,7 +7,7 @@ and the line.
 
 from collections.abc import Callable
 
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, AtCapacityError, StorageUnavailableError
 from appliance.gateway.batch.batch import Batch
 from appliance.gateway.batch.lines import BatchLine
 from appliance.gateway.batch.results import LineAnswer
@@ -84,6 +84,13 @@ class Answerer:
         self._is_client_id = is_client_id
         self._salted = salted
         self._logger = logger
+
+    async def read(self, batch: Batch, number: int, line: bytes) -> BatchLine:
+        """Raises InvalidRequestError as `parse_line`; StorageUnavailableError, after which a batch waits."""
+        try:
+            return await self._gateway.bodies.parse_line(number, line, batch.tenant, batch.endpoint)
+        except AtCapacityError as error:
+            raise StorageUnavailableError(str(error)) from error
 
     async def ask(self, batch: Batch, line: BatchLine, caller: Caller, reply: CollectedReply) -> LineAnswer:
         """Errors are returned as answers; cancelling stops the worker, and `reply.client_left` says why."""

@@ -13,7 +13,7 @@ from appliance.gateway.batch.bounds import StorageThreads
 from appliance.gateway.batch.files import TenantFiles
 from appliance.gateway.batch.idle import Gate
 from appliance.gateway.batch.journal import ResultJournal
-from appliance.gateway.batch.lines import BatchLine, LineCutter, parse_line
+from appliance.gateway.batch.lines import BatchLine, LineCutter
 from appliance.gateway.batch.results import (
     LineAnswer,
     LineResult,
@@ -209,7 +209,7 @@ class LineExecutor:
         done = frozenset(self._journal.done)
         async for number, line in self._parts.cut_input(self._batch, LineCutter(self._parts.max_line_bytes)):
             if number not in done:
-                yield parse_line(number, line, self._batch.endpoint)
+                yield await self._parts.answerer.read(self._batch, number, line)
 
     async def _report_progress(self) -> None:
         now = self._parts.clock()

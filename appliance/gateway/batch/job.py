@@ -29,7 +29,7 @@ from appliance.gateway.batch.batch import (
 )
 from appliance.gateway.batch.executor import BatchParts, LineExecutor, count
 from appliance.gateway.batch.journal import ResultJournal
-from appliance.gateway.batch.lines import InputCheck, LineCutter
+from appliance.gateway.batch.lines import BatchLine, InputCheck, LineCutter
 from appliance.gateway.batch.outputs import Outputs, lines_never_run, write_outputs
 from appliance.gateway.batch.results import LineResult
 from appliance.gateway.batch.store import encode_problems
@@ -86,11 +86,11 @@ class BatchJob:
     async def _validate(self) -> bool:
         """False if the batch failed, else it is run, or ended by `_why_stop`."""
         batch, parts = self.batch, self._parts
-        check = InputCheck(batch.endpoint, parts.max_requests)
+        check = InputCheck(parts.max_requests)
         cutter = LineCutter(parts.max_line_bytes)
         try:
             async for number, line in parts.cut_input(batch, cutter):
-                check.add(number, line)
+                check.add(number, await self._read(number, line))
                 if check.has_enough or self._why_stop():
                     break
         except StoredFileNotFoundError:
@@ -114,6 +114,12 @@ class BatchJob:
         # A cancellation meanwhile is applied at the next poll.
         self.batch = replace(batch, status=Status.IN_PROGRESS, counts=counts, moments=moments)
         return True
+
+    async def _read(self, number: int, line: bytes) -> BatchLine | InvalidRequestError:
+        try:
+            return await self._parts.answerer.read(self.batch, number, line)
+        except InvalidRequestError as error:
+            return error
 
     async def _run_lines(self, journal: ResultJournal) -> StopReason | None:
         if self._why_stop() is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from appliance.errors import InvalidRequestError
 from appliance.gateway.batch.batch import BatchProblem
+from appliance.gateway.body import MAX_MODEL_CHARACTERS
 from appliance.infra.json_members import parse_members
 from appliance.serving.dialects.routes import ROUTES, Route
 
@@ -25,6 +26,16 @@ class BatchLine:
     custom_id: str
     model: str
     body: bytes  # as the tenant sent it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRequest:
+    """What a line says, and where in it its body is, in bytes."""
+
+    custom_id: str
+    model: str
+    start: int
+    end: int
 
 
 class LineCutter:
@@ -59,8 +70,7 @@ class LineCutter:
 class InputCheck:
     """Checks the lines of one file in order; `problems` is empty if all are valid."""
 
-    def __init__(self, endpoint: str, max_requests: int) -> None:
-        self._endpoint = endpoint
+    def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
         self._seen: set[bytes] = set()
         self._models: set[str] = set()
@@ -76,15 +86,14 @@ class InputCheck:
         """None unless every line names the same one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
-    def add(self, number: int, line: bytes) -> None:
+    def add(self, number: int, request: "BatchLine | InvalidRequestError") -> None:
+        """Take the line of this number, or why it is none."""
         self.total += 1
         if self.total > self._max_requests:
             self._add("too_many_requests", f"A batch may have at most {self._max_requests} requests.", number)
             return
-        try:
-            request = parse_line(number, line, self._endpoint)
-        except InvalidRequestError as error:
-            self.refuse(number, error)
+        if isinstance(request, InvalidRequestError):
+            self.refuse(number, request)
             return
         # Digests bound the memory: fifty thousand ids may be 25 MB.
         digest = hashlib.blake2b(request.custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -108,6 +117,13 @@ class InputCheck:
 
 def parse_line(number: int, line: bytes, endpoint: str) -> BatchLine:
     """Raises InvalidRequestError if it is not a valid request; the tenant gets its code and param."""
+    found = find_request(line, endpoint)
+    body = line[found.start : found.end]
+    return BatchLine(number=number, custom_id=found.custom_id, model=found.model, body=body)
+
+
+def find_request(line: bytes, endpoint: str) -> FoundRequest:
+    """As `parse_line`, without a copy of the body."""
     try:
         text = line.decode()
         members = parse_members(text)
@@ -134,15 +150,23 @@ def parse_line(number: int, line: bytes, endpoint: str) -> BatchLine:
     if given["url"] != endpoint:
         message = f"`url` must be the endpoint of the batch, `{endpoint}`."
         raise _problem("invalid_url", message, "url")
-    body = text[members["body"].value_start : members["body"].end]
-    return _parse_body(number, custom_id, body, given["body"], ROUTES[endpoint])
+    place = members["body"]
+    body = text[place.value_start : place.end]
+    start = len(text[: place.value_start].encode())
+    return FoundRequest(
+        custom_id=custom_id,
+        model=_check_body(body, given["body"], ROUTES[endpoint]),
+        start=start,
+        end=start + len(body.encode()),
+    )
 
 
-def _parse_body(number: int, custom_id: str, text: str, body: object, route: Route) -> BatchLine:
+def _check_body(text: str, body: object, route: Route) -> str:
+    """The model that it names."""
     if not isinstance(body, dict):
         raise _problem("invalid_body", "`body` must be an object.", "body")
     try:
-        members = parse_members(text)
+        members = parse_members(text, max_numbers=route.max_numbers)
     except InvalidRequestError as error:
         raise _problem("invalid_body", str(error), "body") from error
     model = body.get("model")
@@ -155,7 +179,7 @@ def _parse_body(number: int, custom_id: str, text: str, body: object, route: Rou
     if body.get("stream") not in (None, False):
         message = "`body.stream` must be omitted: batches do not stream."
         raise _problem("invalid_body", message, "body.stream")
-    return BatchLine(number=number, custom_id=custom_id, model=model, body=text.encode())
+    return model[:MAX_MODEL_CHARACTERS]
 
 
 def _problem(code: str, message: str, param: str | None = None) -> InvalidRequestError:

@@ -58,7 +58,7 @@ class Route:
         inputs = max((_length(value_of(members, name)) for name in self.inputs), default=1)
         if not self.dialect.generates:
             return inputs
-        return inputs * max(1, *(count_of(members, name) or 1 for name in ANSWERS))
+        return inputs * max([count_of(members, name) or 1 for name in ANSWERS if name in members], default=1)
 
     def missing(self, members: Container[str]) -> str | None:
         """The first member that a body lacks; None if it has all of some set."""

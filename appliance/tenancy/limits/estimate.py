@@ -61,7 +61,9 @@ def size_of(text: str, members: Mapping[str, Member], *, sequences: int = 1) -> 
         size, media = size - sum(map(len, found)), len(found)
     elif not text.isascii():
         size = len(text.encode(errors="surrogatepass"))
-    bounds = [bound for name in ANSWER_LIMITS if (bound := count_of(members, name)) is not None]
+    bounds = [
+        bound for name in ANSWER_LIMITS if name in members and (bound := count_of(members, name)) is not None
+    ]
     return RequestSize(
         prompt=-(-size // BYTES_PER_TOKEN) + media * MEDIA_TOKENS,
         answer=max(bounds) if bounds else None,

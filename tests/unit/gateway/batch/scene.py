@@ -18,6 +18,7 @@ from appliance.gateway.batch.batches import Batches
 from appliance.gateway.batch.bounds import StorageThreads
 from appliance.gateway.batch.executor import BatchParts
 from appliance.gateway.batch.files import TenantFiles, Upload
+from appliance.gateway.batch.lines import parse_line
 from appliance.gateway.batch.request import BatchRequest
 from appliance.gateway.batch.results import LineAnswer
 from appliance.gateway.batch.store import SqlBatchStore
@@ -75,6 +76,9 @@ class Answers:
         self.at_once = 0
         self.most_at_once = 0
         self.left = []  # whether the client of each aborted line counts as gone
+
+    async def read(self, batch, number, line):
+        return parse_line(number, line, batch.endpoint)
 
     async def ask(self, batch, line, caller, reply):
         self.asked[line.custom_id] += 1

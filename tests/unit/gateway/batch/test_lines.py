@@ -18,10 +18,17 @@ def line(custom_id="a", **changes):
     return json.dumps({name: value for name, value in request.items() if value is not None}).encode()
 
 
+def read(number, given):
+    try:
+        return parse_line(number, given, CHAT)
+    except InvalidRequestError as error:
+        return error
+
+
 def check(*lines, most=1000):
-    judged = InputCheck(CHAT, most)
+    judged = InputCheck(most)
     for number, each in enumerate(lines, start=1):
-        judged.add(number, each)
+        judged.add(number, read(number, each))
     judged.end()
     return judged
 
@@ -90,10 +97,10 @@ def test_a_file_with_too_many_requests_is_not_read_further():
 
 
 def test_number_of_reported_problems_is_limited():
-    judged = InputCheck(CHAT, 10**6)
+    judged = InputCheck(10**6)
     for number in range(MOST_PROBLEMS):
         assert not judged.has_enough
-        judged.add(number, b"x")
+        judged.add(number, read(number, b"x"))
     assert judged.has_enough
 
 
