@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Any
 
@@ -189,7 +190,8 @@ class _Process:
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         self._asked, self._answers = self._process.stdin, self._process.stdout
-        fcntl(self._asked, F_SETPIPE_SZ, PIPE_BYTES)
+        with suppress(OSError):  # the system's limit may be smaller
+            fcntl(self._asked, F_SETPIPE_SZ, PIPE_BYTES)
 
     def ask(self, task: dict[str, Any], data: Body) -> Any:  # noqa: ANN401 - JSON of our own
         header = json.dumps({**task, "length": len(data)}).encode() + b"\n"

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -25,7 +26,8 @@ def main() -> None:
     # A signal to the process group is the gateway's to handle: it still drains.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICE)
+    with suppress(OSError):  # a sandbox may forbid it
+        os.nice(NICE)
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     while line := asked.readline():
         header = json.loads(line)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from appliance.api.http.protocol import (
     LINGER_BYTES,
     LINGER_SECONDS,
     MAX_PIPELINED,
+    READS_PER_TURN,
     SMALL_PIECES,
     SPARE_CONNECTIONS,
     BoundedProtocol,
@@ -110,13 +112,14 @@ class Connections:
         self.settings = settings
         self.refused: list[ApplianceError] = []
         self.state = ServerState()
+        self.turns = ReadTurns()
         self.config = Config(self.app, lifespan="off", log_config=None, ws="none", proxy_headers=False)
 
     def open(self, **extra: Any) -> tuple[BoundedProtocol, Wire]:
         connection = BoundedProtocol(
             config=self.config,
             server_state=self.state,
-            turns=ReadTurns(),
+            turns=self.turns,
             settings=self.settings,
             on_refusal=self.refused.append,
         )
@@ -395,6 +398,27 @@ async def test_an_endless_body_after_its_answer_is_aborted(connections):
     assert (wire.status, wire.ended) == (200, None)
     connection.data_received(b"x")
     assert wire.ended == "aborted"
+
+
+async def test_connections_with_large_bodies_are_read_from_in_turn(connections):
+    """Also if their bodies are dropped: many chunks in one turn would delay every other answer."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+    opened = [connections.open() for _ in range(4)]
+    connections.app.reads = False
+    opened[0][0].data_received(head)
+    await settle()
+    connections.app.reads = True
+    for connection, _ in opened[1:]:
+        connection.data_received(head)
+    for connection, _ in opened:
+        connection.data_received(b"x" * 100_000)
+    assert not any(wire.is_reading for _, wire in opened)
+    reading = [0]
+    for _ in range(20):
+        await asyncio.sleep(0)
+        reading.append(sum(wire.is_reading for _, wire in opened))
+    assert reading[-1] == len(opened)
+    assert max(after - before for before, after in pairwise(reading)) == READS_PER_TURN
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["awaited", "answered already"])
