@@ -53,6 +53,9 @@ LINGER_BYTES = 2**20
 """Bytes that are read and dropped meanwhile."""
 READS_PER_TURN = 1
 """Connections with large bodies read from in one turn of the event loop, after which others are served."""
+LARGE_DROP_BYTES = 2**16
+DROP_PAUSE_SECONDS = 0.05
+"""After each read of a larger body whose request is answered already: nothing waits for what is dropped."""
 MAX_PIPELINED = 16
 """Maximum requests that a client may send before it has read the first answer."""
 SPARE_CONNECTIONS = 256
@@ -310,9 +313,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             if self._body_bytes > DRAIN_BYTES * self._settings.max_body_bytes:
                 self.transport.abort()
-            # Nothing waits for what is dropped.
-            self.flow.pause_reading()
-            self.flow.resume_reading()
+            if self._body_bytes > LARGE_DROP_BYTES and not self.flow.read_paused:
+                self.flow.pause_reading()
+                self.loop.call_later(DROP_PAUSE_SECONDS, self.flow.resume_reading)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

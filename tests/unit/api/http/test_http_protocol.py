@@ -25,6 +25,7 @@ from appliance.api.http.protocol import (
 from appliance.errors import ApplianceError
 from appliance.infra.settings import ApiSettings
 from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
+from tests.fakes import until
 
 SETTINGS = ApiSettings(max_connections=4)
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n"
@@ -400,18 +401,28 @@ async def test_an_endless_body_after_its_answer_is_aborted(connections):
     assert wire.ended == "aborted"
 
 
-async def test_connections_with_large_bodies_are_read_from_in_turn(connections):
-    """Also if their bodies are dropped: many chunks in one turn would delay every other answer."""
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
-    opened = [connections.open() for _ in range(4)]
+LARGE_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+
+
+async def test_a_large_body_after_its_answer_is_dropped_slowly(connections):
+    """No one waits for it, and dropping it at once takes time that others need."""
     connections.app.reads = False
-    opened[0][0].data_received(head)
+    connection, wire = connections.open()
+    connection.data_received(LARGE_HEAD)
     await settle()
-    connections.app.reads = True
-    for connection, _ in opened[1:]:
-        connection.data_received(head)
+    connection.data_received(b"x" * 60_000)
+    assert wire.is_reading
+    connection.data_received(b"x" * 60_000)
+    await settle()
+    assert not wire.is_reading
+    await until(lambda: wire.is_reading)
+
+
+async def test_connections_with_large_bodies_are_read_from_in_turn(connections):
+    """Many chunks in one turn of the event loop would delay every other answer."""
+    opened = [connections.open() for _ in range(4)]
     for connection, _ in opened:
-        connection.data_received(b"x" * 100_000)
+        connection.data_received(LARGE_HEAD + b"x" * 100_000)
     assert not any(wire.is_reading for _, wire in opened)
     reading = [0]
     for _ in range(20):
