@@ -221,14 +221,13 @@ class DurableLog:
                 seconds = min(LONGEST_RETRY_SECONDS, 2 * seconds)
                 continue
             seconds = RETRY_SECONDS
-            if self._spooler.start is None:
-                self._is_spooling.clear()
 
     async def _resume(self) -> None:
         assert self._spooler.start is not None  # noqa: S101 - checked by the callers
         total = await self._drain.drain(self._spooler.start.size)
         # From here on nothing is awaited: no entry can come between the last step and the change.
         self._losses.doubtful.clear()
+        self._is_spooling.clear()
         for entry in self._spooler.end():
             self._in_flight.add(entry)
             try:

@@ -209,6 +209,9 @@ async def test_spooled_entries_survive_a_restart(bench):
     bench.store.state = "up"
     async with bench.open() as guarded:
         assert not guarded.sink.state().spooling
+        # The tasks have nothing left to do, and go on waiting.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(guarded.sink.wait_failed(), 20 * durable.RETRY_SECONDS)
     assert [bench.ids().count(one.entry_id) for one in receipts] == [1, 1]
     (aborted,) = bench.entries(EntryType.REQUEST_ABORTED)
     assert aborted.fields == {"request_id": "cut", "reason": "gateway_stopped"}
