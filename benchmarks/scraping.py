@@ -81,7 +81,7 @@ async def measure(rounds: int, pages: int) -> tuple[int, list[Cost]]:
     metrics, settings = full_metrics(TENANTS), ApiSettings(port=0)
     app = FastAPI()
     app.state.services = SimpleNamespace(metrics=metrics)
-    app.include_router(ops.router)
+    app.include_router(ops.metrics)
     server, listener = make_server(app, settings, tls=None, metrics=metrics), bind(settings)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"

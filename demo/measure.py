@@ -62,7 +62,7 @@ def measure(
 def counters(appliance: ApplianceProcess) -> dict[str, float]:
     """The gateway's own counters, summed over labels."""
     totals: dict[str, float] = {}
-    with urllib.request.urlopen(appliance.url + "/metrics", timeout=30) as response:
+    with urllib.request.urlopen(appliance.admin_url + "/metrics", timeout=30) as response:
         for line in response.read().decode().splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")

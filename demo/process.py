@@ -4,6 +4,7 @@ Run `appliance` as a child process, from its ready line to its exit: for the tou
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,8 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from appliance.infra.files import write_private
+from appliance.tenancy import KEY_BYTES, Tenant, encode_tenants, make_key
+
 START_SECONDS = 600.0
 STOP_SECONDS = 120.0
+DEMO_KEY, TENANTS = "demo.key", "tenants.yaml"
 
 
 class StartError(Exception):
@@ -35,13 +40,20 @@ class ApplianceProcess:
     ) -> None:
         self.data = data
         self.key = key
-        """A tenant key: the given one, or the demo key that the first start prints."""
+        """A tenant key: the given one, or that of the tenant `demo` once it is ready."""
         self.url = ""
+        self.admin_url = ""
+        """Base URL of the admin listener: metrics, admin API, console."""
         self.output: list[str] = []
         self._show = show
         self._ready = threading.Event()
+        if role == "gateway" and not key:
+            make_demo_tenant(data)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, role, "--data", str(data), "--port", "0", *arguments],
+            [
+                *(sys.executable, "-m", module, role, "--data", str(data)),
+                *("--port", "0", "--admin-port", "0", *arguments),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -54,6 +66,8 @@ class ApplianceProcess:
         """Wait until requests can be sent."""
         if not self._ready.wait(START_SECONDS) or not self.url:
             raise StartError("".join(self.output[-20:]))
+        if not self.key and (self.data / DEMO_KEY).exists():
+            self.key = (self.data / DEMO_KEY).read_text(encoding="utf-8").strip()
 
     def stop(self, number: int = signal.SIGINT) -> int:
         """Send a signal, wait for the end, return the exit code."""
@@ -80,10 +94,20 @@ class ApplianceProcess:
         for line in self.process.stdout or ():
             self.output.append(line)
             self._show(line)
-            if found := re.search(r"demo tenant key\s+(sk-\S+)", line):
-                self.key = found[1]
-            elif found := re.match(r"ready\s+(https?://\S+)/v1", line):
+            if found := re.match(r"ready\s+(https?://\S+)/v1", line):
                 self.url = found[1]
+            elif found := re.match(r"admin API\s+(https?://\S+)/admin/v1", line):
+                self.admin_url = found[1]
             elif line.startswith("Ctrl-C"):
                 self._ready.set()
         self._ready.set()
+
+
+def make_demo_tenant(data: Path) -> None:
+    """Give a gateway the tenant that the first start of `appliance up` makes."""
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (data / TENANTS).exists() or (data / DEMO_KEY).exists():
+        return
+    text, key = make_key(secrets.token_bytes(KEY_BYTES))
+    write_private(data / DEMO_KEY, text + "\n")
+    (data / TENANTS).write_text(encode_tenants([Tenant(name="demo", keys=(key,))]), encoding="utf-8")

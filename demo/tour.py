@@ -39,7 +39,7 @@ def main() -> None:
             )
             speculative = measure(appliance, prompts[1:], tokens_each=TOKENS)
             show_measurement(speculative)
-            command("status", "--once", "--data", str(data), "--url", appliance.url)
+            command("status", "--once", "--data", str(data), "--url", appliance.admin_url)
             key = appliance.key
         heading("4. The same without the draft: a worker that serves the target alone")
         with running(data, "--no-draft", key=key) as appliance:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from appliance import errors
-from appliance.app.http_app import ROUTERS
+from appliance.app.http_app import ADMIN_ROUTERS, API_ROUTERS
 from appliance.app.worker_process import PLUGIN
 from appliance.cli import cli
 from appliance.cli.preflight.summary_screen import PreflightReport
@@ -70,7 +70,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         NOTE,
-        "`GET /metrics` in Prometheus text format. Labels come from closed sets.",
+        "`GET /metrics` of the admin listener, in Prometheus text format. Labels come from closed sets.",
         "",
         "| Metric | Type | Labels | Meaning |",
         "|---|---|---|---|",
@@ -131,7 +131,7 @@ def lint_page() -> str:
 def openapi_page() -> str:
     """The HTTP surface as an OpenAPI document."""
     app = FastAPI(openapi_url=None)
-    for router in ROUTERS:
+    for router in (*API_ROUTERS, *ADMIN_ROUTERS):
         app.include_router(router)
     return json.dumps(openapi_document(app.routes, installed_version("sovereign-appliance")), indent=1) + "\n"
 

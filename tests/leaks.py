@@ -13,8 +13,8 @@ With pytest-xdist each process records, and the controller searches all of their
 so a process that crashes takes with it only what it had collected in memory.  A child process of a test
 that sends requests itself calls `watch_clients`; it inherits the record's path in its environment.
 
-A key may stand where it is made to be shown: in the admin key's file and in what a first start
-and `appliance key` print.
+A key may stand where it is made to be shown: in the files of a first start's keys and in what
+`appliance key` prints.
 """
 
 import contextlib
@@ -69,12 +69,10 @@ PIECE = 48
 DISTINCT = 10
 """Fewer different characters than this are padding, which is also found where nothing leaked."""
 LARGEST_BODY = 2**20
-SHOWN_ONCE = re.compile(r"^(?:(?:admin|demo tenant) key +sk-|curl .*'Authorization: Bearer sk-)")
-"""Lines of a first start that show a key, as they should."""
 RECORD = "this-run.leaks"
 """The file in a process's directory with its texts, and the findings elsewhere."""
-EXEMPT = ("admin.key", "*.kept-by-the-client", "*.py", RECORD)
-"""Files and directories that may hold what is searched for: the admin key's, mode 0600; what a test or
+EXEMPT = ("admin.key", "demo.key", "*.kept-by-the-client", "*.py", RECORD)
+"""Files and directories that may hold what is searched for: a first start's keys, mode 0600; what a test or
 its client wrote as a client; copies of the sources, since some prompts of the tests are code; the
 plugin's own."""
 LARGEST_REPORT = 20
@@ -129,8 +127,7 @@ class Leaks:
         self._kept += 1
         at = self.directory / "collected" / f"{self._kept:05}-{re.sub(r'[^a-z0-9.-]+', '-', origin.lower())}"
         at.parent.mkdir(exist_ok=True)
-        lines = ("\n" if SHOWN_ONCE.match(line) else line for line in text.splitlines(keepends=True))
-        at.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
+        at.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def keep_processes(self) -> None:
         """Keep what the appliance processes of this process's tests printed."""

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics, for orchestrators and Prometheus.  None of these is audited."""
+"""Health and readiness, on both listeners, and metrics for Prometheus.  None of these is audited."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -7,23 +7,24 @@ from starlette.responses import JSONResponse, Response
 from appliance.api.services import Services
 from appliance.infra.metrics.page import page
 
-router = APIRouter()
+health = APIRouter()
+metrics = APIRouter()
 
 
-@router.get("/healthz")
+@health.get("/healthz")
 async def healthz() -> Response:
     """Liveness: the process answers."""
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/readyz")
+@health.get("/readyz")
 async def readyz(request: Request) -> Response:
     """Readiness: whether a request would be served now, each check, and warnings."""
     services: Services = request.app.state.services
-    health, egress = services.audit_health(), services.egress_status()
+    audit, egress = services.audit_health(), services.egress_status()
     others = [warning for warning in (services.tenants_warning(), services.wall.warning) if warning]
     checks = {
-        "audit": health.problem(services.audit.state().failure) or "ok",
+        "audit": audit.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
     }
     if egress.mode != "off":
@@ -33,14 +34,14 @@ async def readyz(request: Request) -> Response:
         {
             "status": "ready" if ready else "not_ready",
             "checks": checks,
-            "warnings": [*health.warnings, *others, *egress.warnings],
+            "warnings": [*audit.warnings, *others, *egress.warnings],
         },
         status_code=200 if ready else 503,
     )
 
 
-@router.get("/metrics")
-async def metrics(request: Request) -> Response:
+@metrics.get("/metrics")
+async def show_metrics(request: Request) -> Response:
     """All metrics as Prometheus text, or as OpenMetrics with exemplars if requested."""
     services: Services = request.app.state.services
     text, content_type = await page(services.metrics.registry, request.headers.get("accept", ""))

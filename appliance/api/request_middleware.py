@@ -1,5 +1,5 @@
 """
-Middleware of every request: its id, and limits on body sizes.
+Middleware of every request: its id, the form of its path, and limits on body sizes.
 
 Pure ASGI: a middleware that wraps responses would buffer or re-schedule streams.
 """
@@ -14,7 +14,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.api.error_responses import render
-from appliance.errors import ApplianceError, AtCapacityError, BodyTooLargeError, ErrorSpec, spec_of
+from appliance.errors import (
+    ApplianceError,
+    AtCapacityError,
+    BodyTooLargeError,
+    ErrorSpec,
+    InvalidRequestError,
+    spec_of,
+)
 from appliance.serving.dialects.routes import ANTHROPIC
 from appliance.tenancy import Tenant
 
@@ -24,6 +31,49 @@ CLIENT_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
 DRAIN_BYTES = 8
 """Multiple of the limit that is read and dropped, so that the client receives the error."""
 DRAIN_SECONDS = 10.0
+
+
+NAMES_BELOW = b"/v1/models/"
+"""Model names have slashes, which some clients escape: below this path `%2F` stands for one."""
+NOT_PLAIN = re.compile(
+    rb"^[^/]"  # not a path
+    rb"|//|/\.{1,2}(?:/|$)|\\"  # an empty or dot segment, a backslash
+    rb"|%(?![0-9A-Fa-f]{2})"  # not an escape
+    rb"|%[01]|%7[Ff]"  # a control character
+    rb"|%2[Ff]|%5[Cc]"  # a slash, a backslash
+    rb"|%(?:2[DdEe]|3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|5[Ff]|7[Ee])"  # an unreserved character (RFC 3986)
+)
+
+
+class PlainPath:
+    """
+    Refuses paths that a proxy in front may read differently, before routing and authentication.
+
+    A rule of a proxy such as "deny /admin" compares a prefix, of the raw or of the decoded path.  No path
+    that passes here has such a prefix in one form only.
+    """
+
+    def __init__(self, app: ASGIApp, count: Callable[[ErrorSpec], None]) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_plain(scope["raw_path"]):
+            await self._app(scope, receive, send)
+            return
+        error = InvalidRequestError(
+            "The path has an empty or dot segment, a backslash, or an escape that is malformed or not needed."
+            " Send it in its plain form.",
+            code="invalid_path",
+        )
+        self._count(spec_of(error))
+        await render(error, scope["path"])(scope, receive, send)
+
+
+def is_plain(path: bytes) -> bool:
+    if path.startswith(NAMES_BELOW):
+        path = path.replace(b"%2F", b"/").replace(b"%2f", b"/")
+    return NOT_PLAIN.search(path) is None
 
 
 class RequestIdentity:

@@ -1,8 +1,15 @@
-"""What a start prints on standard output: keys, progress, the ready line.  The log goes to standard error."""
+"""
+What a start prints on standard output: progress, the ready line.  The log goes to standard error.
+
+A key is printed to a terminal only: container engines and service managers keep what a process prints.
+"""
 
 import json
+import shlex
+from collections.abc import Sequence
 from typing import TextIO
 
+from appliance.control.tenants.enrolment import FirstKey
 from appliance.infra.data_directory import Installation
 from appliance.serving.supervise import StartProgress, WorkerEvent
 
@@ -25,14 +32,14 @@ class Announcer:
     def started(self, version: str, installation: Installation) -> None:
         self.say(f"sovereign serving appliance {version}, data in {installation.directory}")
 
-    def show_keys(self, installation: Installation, shown: dict[str, str]) -> None:
-        if not shown:
+    def show_keys(self, keys: Sequence[FirstKey]) -> None:
+        """Show the keys of a first start on a terminal, and elsewhere the files they are in."""
+        if not keys:
             return
-        self.say("First start: API keys were made, and are shown only now.")
-        for name, key in shown.items():
-            self.say(f"{name + ' key':<16} {key}")
-        if "admin" in shown:
-            self.say(f"The admin key is also in {installation.admin_key}.")
+        self.say("First start: API keys were made, each in a file of mode 0600.")
+        for key in keys:
+            name = f"{key.purpose} key"
+            self.say(f"{name:<16} {f'{key.text}  in {key.file}' if self._terminal else f'in {key.file}'}")
 
     def worker_event(self, event: WorkerEvent) -> None:
         self._progress_at = 0.0
@@ -48,24 +55,27 @@ class Announcer:
             self.say(text)
 
     def ready(
-        self, installation: Installation, url: str, models: list[str], key: str, *, console: bool
+        self, installation: Installation, url: str, admin_url: str, models: list[str], *, console: bool
     ) -> None:
         body = {
             "model": models[0] if models else "MODEL",
             "messages": [{"role": "user", "content": "Write a Python function `add`."}],
             "max_tokens": 64,
         }
+        has_demo = installation.demo_key.exists()
+        key = f"$(cat {shlex.quote(str(installation.demo_key))})" if has_demo else "$KEY"
         self.say("")
         self.say(f"ready            {url}/v1  (model: {', '.join(models)})")
         self.say("")
-        self.say(f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\")
+        self.say(f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" \\')
         self.say(f"  -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
         self.say("")
+        self.say(f"admin API        {admin_url}/admin/v1")
         if console:
-            self.say(f"console          {url}/console  (log in with the admin key)")
-        self.say(f"metrics          {url}/metrics")
+            self.say(f"console          {admin_url}/console  (log in with the admin key)")
+        self.say(f"metrics          {admin_url}/metrics")
         self.say(f"readiness        {url}/readyz")
-        self.say(f"live table       appliance status --data {installation.directory} --url {url}")
+        self.say(f"live table       appliance status --data {installation.directory} --url {admin_url}")
         self.say(f"audit            appliance audit verify --data {installation.directory}")
         self.say("Ctrl-C drains and stops.")
 

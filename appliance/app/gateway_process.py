@@ -66,7 +66,6 @@ class GatewayParts:
     egress: EgressWatch
     promoter: Promoter
     tenants: TenantWatch
-    shown: dict[str, str]  # made by this start, by purpose
     batches: BatchRunner
     renewable: tuple[Renewable, ...]  # read files that may change
 
@@ -95,7 +94,7 @@ class GatewayRole(GatewayOpener):
             opened.metrics.keys_next_end.set_function(lambda: watch.next_key_expiry)
             opened.metrics.tenants_generation.set_function(lambda: watch.generation)
             opened.metrics.tenants_age_seconds.set_function(lambda: watch.age_seconds)
-            registrar, shown = await self._enrol(opened, watch, continues=continues)
+            registrar = await self._enrol(opened, watch, continues=continues)
             attribution = Attribution(label_key=os.urandom(16), clock=time.monotonic)
             gateway = self._make_gateway(opened, attribution)
             recycler = self._make_recycler(opened)
@@ -162,14 +161,11 @@ class GatewayRole(GatewayOpener):
                     egress=egress,
                     promoter=promoter,
                     tenants=watch,
-                    shown=shown,
                     renewable=(opened.worker_tls, *((provider,) if provider else ())),
                     batches=work.runner,
                 )
 
-    async def _enrol(
-        self, opened: OpenedParts, watch: TenantWatch, *, continues: bool
-    ) -> tuple[Registrar, dict[str, str]]:
+    async def _enrol(self, opened: OpenedParts, watch: TenantWatch, *, continues: bool) -> Registrar:
         registrar = Registrar(store=opened.tenant_store, record=opened.audit.log.append, adopt=watch.apply)
         with closing(SqlAuditStore(opened.database)) as log:
             await seal_upgraded(
@@ -180,17 +176,17 @@ class GatewayRole(GatewayOpener):
                 actor=f"cli:{account_name()}",
                 clock=WALL_CLOCK,
             )
-        roster, shown = await enrol(
+        roster, first = await enrol(
             registrar,
             self.installation,
             file=self.settings.tenants.file,
+            demo=bool(self.own),
             actor=f"cli:{account_name()}",
             clock=WALL_CLOCK,
         )
         watch.apply(roster)
-        # Shown before anything else can fail: the next start makes no others.
-        self.announcer.show_keys(self.installation, shown)
-        return registrar, shown
+        self.announcer.show_keys(first)
+        return registrar
 
     def _make_approvals(self, opened: OpenedParts, tenants: TenantDirectory) -> Approvals | None:
         if not self.settings.audit.two_person:

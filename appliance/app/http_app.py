@@ -1,8 +1,13 @@
-"""Builds the web application around services that the caller owns."""
+"""
+Builds the web applications of the two listeners around services that the caller owns.
+
+The API listener is for tenants.  The admin listener answers every route: the console's chat page and
+`appliance drill` call models through it.
+"""
 
 from http import HTTPStatus
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -12,23 +17,35 @@ from appliance.api import admin, batches, files, openai, ops
 from appliance.api.console import pages
 from appliance.api.console.headers import ConsoleHeaders
 from appliance.api.error_responses import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
-from appliance.api.request_middleware import BodyLimit, RequestIdentity
+from appliance.api.request_middleware import BodyLimit, PlainPath, RequestIdentity
 from appliance.api.services import Services
 from appliance.errors import ERROR_TABLE, UNEXPECTED, ApplianceError, ErrorSpec, RouteNotFoundError, spec_of
 from appliance.infra.metrics import Metrics
+from appliance.infra.settings import ApiSettings
 from appliance.tenancy import Tenant
 
-ROUTERS = (ops.router, openai.router, files.router, batches.router, admin.router)  # all but the console's
+API_ROUTERS = (ops.health, openai.router, files.router, batches.router)
+ADMIN_ROUTERS = (ops.metrics, admin.router)  # and the console's, if it is enabled
 CLIENT_GONE = 499  # nginx's status for a client that left; no client receives it
 
 
 def create_app(services: Services) -> FastAPI:
-    """The caller starts and stops the services."""
+    """The application of the API listener; the caller starts and stops the services."""
+    return _create(services, API_ROUTERS, services.settings)
+
+
+def create_admin_app(services: Services) -> FastAPI:
+    """The application of the admin listener."""
+    console = () if services.console is None else (pages.router,)
+    return _create(services, (*API_ROUTERS, *ADMIN_ROUTERS, *console), services.settings.admin_listener)
+
+
+def _create(services: Services, routers: tuple[APIRouter, ...], settings: ApiSettings) -> FastAPI:
     # No schema, so no documentation pages either: those load scripts from outside in the browser.
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
     _know_errors(services.metrics)
-    for router in ROUTERS if services.console is None else (*ROUTERS, pages.router):
+    for router in routers:
         app.include_router(router)
 
     def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
@@ -75,11 +92,12 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(Exception, on_bug)
     app.add_middleware(
         BodyLimit,
-        max_body_bytes=services.settings.max_body_bytes,
-        max_bodies_bytes=services.settings.max_bodies_bytes,
+        max_body_bytes=settings.max_body_bytes,
+        max_bodies_bytes=settings.max_bodies_bytes,
         count=count,
         larger={files.PATH: services.files.max_form_bytes} if services.files else {},
     )
+    app.add_middleware(PlainPath, count=count)
     app.add_middleware(ConsoleHeaders)
     app.add_middleware(RequestIdentity, new_request_id=services.new_request_id, limit_headers=limit_headers)
     return app

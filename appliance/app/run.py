@@ -9,6 +9,7 @@ import asyncio
 import gc
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,10 +22,10 @@ from typing import Any
 import uvloop
 
 from appliance.api.http.server import allow_open_files, bind, is_loopback, make_server
-from appliance.api.http.tls import open_tls
+from appliance.api.http.tls import Tls, open_tls
 from appliance.app.announcer import Announcer
 from appliance.app.gateway_process import GatewayParts, GatewayRole
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app, create_app
 from appliance.app.worker_process import Listeners, WorkerRole
 from appliance.audit.signing_keys import create_signing_key
 from appliance.control.recycle import Restarter
@@ -87,7 +88,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
     own: dict[WorkerId, Restarter] = {} if worker is None else {worker.worker.worker_id: worker}
     tls = open_tls(settings.tls, logger=logger, clock=time.time)  # noqa: TID251 - the root hands out the clock
-    _warn_of_weaknesses(settings.api, logger, is_plain=tls is None)
+    api = _fit(settings.api, logger, is_plain=tls is None)
     gateway = GatewayRole(
         settings=settings,
         read_settings=read_settings,
@@ -104,11 +105,15 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         opened = parts.opened
         if tls is not None:
             opened.metrics.tls_certificate_not_after.set_function(lambda: tls.not_after)
-        server = make_server(create_app(parts.services), settings.api, tls=tls, metrics=opened.metrics)
-        listener = bind(settings.api)
+        server = make_server(create_app(parts.services), api, tls=tls, metrics=opened.metrics)
+        opened.metrics.connections.set_function(lambda: len(server.server_state.connections))
+        admin = make_server(
+            create_admin_app(parts.services), api.admin_listener, tls=tls, metrics=opened.metrics
+        )
+        listeners = bind(api), bind(api.admin_listener)
 
         async def drain() -> None:
-            server.should_exit = True
+            server.should_exit = admin.should_exit = True
             # Before the worker stops: its end would pass for a failure of a draft on trial.
             await parts.promoter.stop()
             # Before the worker stops: interrupted lines run again at the next start.
@@ -118,9 +123,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             if worker is not None:
                 await worker.stop()
 
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        key = parts.shown.get("demo tenant", "$KEY")
-        host, port = listener.getsockname()[:2]
+        serving = asyncio.gather(server.serve(sockets=[listeners[0]]), admin.serve(sockets=[listeners[1]]))
         running: list[Coroutine[Any, Any, None]] = [
             _wait_for(serving),
             parts.services.control.run(),
@@ -135,9 +138,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             parts.discovery.run(),
             parts.egress.run(),
             parts.services.workers.reload_on(hangup, f"cli:{account_name()}"),
-            _announce_when_ready(
-                parts, announcer, installation, f"{'https' if tls else 'http'}://{host}:{port}", key
-            ),
+            _announce_when_ready(parts, announcer, installation, *(_url(each, tls) for each in listeners)),
             keep_renewed([part for part in (tls, *parts.renewable) if part is not None]),
         ]
         if parts.services.console is not None:
@@ -150,11 +151,15 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         await _until_stopped(stop, announcer, *running, drain=drain)
 
 
-def _warn_of_weaknesses(settings: ApiSettings, logger: Logger, *, is_plain: bool) -> None:
-    if is_plain and not is_loopback(settings.host):
-        logger.warning("plain_http", host=settings.host, detail="keys cross the network in clear")
-    if (fitting := allow_open_files(settings)) < settings.max_connections:
+def _fit(settings: ApiSettings, logger: Logger, *, is_plain: bool) -> ApiSettings:
+    """Limit connections to those that fit, so that a descriptor is left for the admin listener; warn."""
+    for host in dict.fromkeys((settings.host, settings.admin_host)):
+        if is_plain and not is_loopback(host):
+            logger.warning("plain_http", host=host, detail="keys cross the network in clear")
+    fitting = max(1, allow_open_files(settings))
+    if fitting < settings.max_connections:
         logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
+    return settings.model_copy(update={"max_connections": fitting})
 
 
 def _plan_worker(
@@ -241,13 +246,18 @@ async def _until_stopped(
         raise failed
 
 
-async def _wait_for(serving: "asyncio.Future[None]") -> None:
+async def _wait_for(serving: "asyncio.Future[Any]") -> None:
     await asyncio.shield(serving)
 
 
+def _url(listener: socket.socket, tls: Tls | None) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 async def _announce_when_ready(
-    parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, key: str
+    parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, admin_url: str
 ) -> None:
     await parts.opened.pool.wait_healthy()
     console = parts.services.console is not None
-    announcer.ready(installation, url, sorted(parts.opened.pool.models()), key, console=console)
+    announcer.ready(installation, url, admin_url, sorted(parts.opened.pool.models()), console=console)

@@ -1,7 +1,9 @@
 """`appliance key`: manages tenants' API keys."""
 
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -80,10 +82,9 @@ def rotate(
         f"This is the only time the new key is shown. {key_id} works for another {show_duration(seconds)}.",
         err=True,
     )
-    installation = locate(settings)
-    if _local_admin_key(installation) == key_id:
-        write_private(installation.admin_key, text + "\n")
-        typer.echo(f"{installation.admin_key} holds the new key now.", err=True)
+    if (file := _file_with(locate(settings), key_id)) is not None:
+        write_private(file, text + "\n")
+        typer.echo(f"{file} holds the new key now.", err=True)
 
 
 @commands.command()
@@ -99,9 +100,8 @@ def revoke(
     settings, now = settings_from(config, data), int(wall_clock())
     change_roster(settings, lambda tenants: revoke_key(tenants, key_id, now=now), reason=reason)
     typer.echo(f"{key_id} is revoked")
-    installation = locate(settings)
-    if _local_admin_key(installation) == key_id:
-        typer.echo(f"It is the key in {installation.admin_key}, which is invalid now.", err=True)
+    if (file := _file_with(locate(settings), key_id)) is not None:
+        typer.echo(f"It is the key in {file}, which is invalid now.", err=True)
 
 
 @commands.command(name="list")
@@ -136,10 +136,11 @@ def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _local_admin_key(installation: Installation) -> str | None:
-    """Id of the key that this machine's commands use; None if there is none."""
-    try:
-        found = KEY_FORMAT.match(installation.admin_key.read_text(encoding="utf-8").strip())
-    except (OSError, UnicodeDecodeError):
-        return None
-    return found["key_id"] if found else None
+def _file_with(installation: Installation, key_id: str) -> Path | None:
+    """The file of the data directory that holds this key in clear, if any."""
+    for file in (installation.admin_key, installation.demo_key):
+        with suppress(OSError, UnicodeDecodeError):
+            found = KEY_FORMAT.match(file.read_text(encoding="utf-8").strip())
+            if found and found["key_id"] == key_id:
+                return file
+    return None

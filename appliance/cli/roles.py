@@ -13,6 +13,10 @@ commands = typer.Typer()
 
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 picks one.")]
+AdminPortOption = Annotated[
+    int | None,
+    typer.Option("--admin-port", help="Port of the admin API, console and metrics; 0 picks one."),
+]
 ModelOption = Annotated[Path | None, typer.Option("--model", help="Directory of the target's weights.")]
 DraftOption = Annotated[Path | None, typer.Option("--draft", help="Directory of the draft's weights.")]
 NoDraftOption = Annotated[bool, typer.Option("--no-draft", help="Serve the target model alone.")]
@@ -24,13 +28,15 @@ def up(
     data: DataOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    admin_port: AdminPortOption = None,
     model: ModelOption = None,
     draft: DraftOption = None,
     no_draft: NoDraftOption = False,  # noqa: FBT002 - a flag of the command line
 ) -> None:
     """Run gateway, control and one worker on this machine."""
     worker = _worker_overrides(model, draft, no_draft=no_draft)
-    read = partial(settings_from, config, data, api={"host": host, "port": port}, worker=worker)
+    api = {"host": host, "port": port, "admin_port": admin_port}
+    read = partial(settings_from, config, data, api=api, worker=worker)
     run_roles(read, frozenset({Role.GATEWAY, Role.WORKER}))
 
 
@@ -40,9 +46,11 @@ def gateway(
     data: DataOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    admin_port: AdminPortOption = None,
 ) -> None:
     """Run the gateway in front of the workers in `pool.urls`."""
-    read = partial(settings_from, config, data, api={"host": host, "port": port})
+    api = {"host": host, "port": port, "admin_port": admin_port}
+    read = partial(settings_from, config, data, api=api)
     run_roles(read, frozenset({Role.GATEWAY}))
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.cli.common.admin_client import AdminApi, open_admin
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
 from appliance.infra.settings import Settings
 
 commands = typer.Typer()
@@ -23,7 +23,7 @@ REFRESH_SECONDS = 1.0
 def status(
     config: ConfigOption = None,
     data: DataOption = None,
-    url: Annotated[str | None, typer.Option(help="Base URL of the gateway.")] = None,
+    url: UrlOption = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,  # noqa: FBT002
 ) -> None:
     """Show workers, acceptance length and the audit head, live."""

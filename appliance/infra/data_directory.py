@@ -59,6 +59,11 @@ class Installation:
         return self.directory / "admin.key"
 
     @property
+    def demo_key(self) -> Path:
+        """The key of the tenant `demo` in clear, mode 0600; only `appliance up` makes it."""
+        return self.directory / "demo.key"
+
+    @property
     def restart_request(self) -> Path:
         """In a directory of its own, the only one here that a worker can write to."""
         return self.directory / "worker" / "worker-1.restart"

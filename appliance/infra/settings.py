@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
 DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
 MOST_EGRESS_TARGETS = 24
+ADMIN_CONNECTIONS = 256
+"""Maximum connections of the admin listener."""
 REMOVED: Mapping[str, str] = {
     "limits.share_without_database": (
         "a gateway that cannot reach the database uses what it has leased for limits.lease_seconds, then"
@@ -103,11 +105,16 @@ class ApiSettings(Section):
     """Address to listen on; loopback by default."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """TCP port to listen on; with 0 the kernel chooses one, named in the ready line."""
+    admin_host: str = "127.0.0.1"
+    """Address of the admin listener, which serves metrics, the admin API and the console; only Prometheus and
+    administrators should be able to reach it."""
+    admin_port: Annotated[int, Field(ge=0, le=65535)] = 8081
+    """TCP port of the admin listener; with 0 the kernel chooses one, named in the ready line."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 2**20
     """Maximum size of a request body, in bytes; a larger one gets 413 before it is read."""
     max_bodies_bytes: Annotated[int, Field(ge=1024)] = 512 * 2**20
     """Maximum bytes of request bodies in memory, each until it is answered; a further request gets 429.  In
-    memory a body takes several times its size."""
+    memory a body takes several times its size.  The admin listener has room for one largest body."""
     keep_alive_seconds: Annotated[float, Field(gt=0)] = 10.0
     """After this time without data on a stream the gateway sends a comment frame, so that proxies keep the
     connection."""
@@ -120,7 +127,8 @@ class ApiSettings(Section):
     silence_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Maximum time without data from a worker, including before its first byte; then the request fails."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
-    """Maximum open connections, including idle ones; a further one gets 503 and is closed."""
+    """Maximum open connections, including idle ones; a further one gets 503 and is closed.  The admin
+    listener has 256 of its own."""
     head_seconds: Annotated[float, Field(gt=0)] = 20.0
     """Maximum time for a request's headers, and for a TLS handshake; then 408."""
     body_seconds: Annotated[float, Field(gt=0)] = 30.0
@@ -138,6 +146,18 @@ class ApiSettings(Section):
             message = "max_bodies_bytes is smaller than max_body_bytes: the largest body would have no room"
             raise ValueError(message)
         return self
+
+    @property
+    def admin_listener(self) -> "ApiSettings":
+        """The admin listener's address and bounds; its connections are its own."""
+        return self.model_copy(
+            update={
+                "host": self.admin_host,
+                "port": self.admin_port,
+                "max_connections": ADMIN_CONNECTIONS,
+                "max_bodies_bytes": self.max_body_bytes,
+            }
+        )
 
 
 class TlsSettings(Section):

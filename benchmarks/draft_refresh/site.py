@@ -110,7 +110,7 @@ def open_site(pair: Pair, directory: Path, *, settings: Mapping[str, str]) -> It
     key_of_drafts = directory / "drafts.key"
     if not key_of_drafts.exists():
         create_signing_key(key_of_drafts)
-    port, *ports = [free_port(HOST) for _ in range(1 + WORKERS)]
+    port, admin_port, *ports = [free_port(HOST) for _ in range(2 + WORKERS)]
     common = {
         "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(token),
         "APPLIANCE_DRAFTS__DIRECTORY": str(directory / "drafts"),
@@ -121,11 +121,16 @@ def open_site(pair: Pair, directory: Path, *, settings: Mapping[str, str]) -> It
         **settings,
     }
     urls = json.dumps([f"http://{HOST}:{port}" for port in ports])
-    gateway_only = {**common, "APPLIANCE_POOL__URLS": urls, "APPLIANCE_API__PORT": str(port)}
+    gateway_only = {
+        **common,
+        "APPLIANCE_POOL__URLS": urls,
+        "APPLIANCE_API__PORT": str(port),
+        "APPLIANCE_API__ADMIN_PORT": str(admin_port),
+    }
     with ExitStack() as stack:
         for number, own in enumerate(ports, start=1):
             stack.enter_context(_worker(directory / f"worker-{number}", own, common))
-        where = ("--port", str(port))
+        where = ("--port", str(port), "--admin-port", str(admin_port))
         gateway = stack.enter_context(
             ApplianceProcess("gateway", *where, data=directory / "gateway", environment=gateway_only)
         )

@@ -163,7 +163,7 @@ async def _admin(
     process: ApplianceProcess, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     key = (process.data / "admin.key").read_text(encoding="utf-8").strip()
-    return await _request(f"{process.url}/admin/v1/{path}", key, method, body)
+    return await _request(f"{process.admin_url}/admin/v1/{path}", key, method, body)
 
 
 async def _request(url: str, key: str, method: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from starlette.routing import Route
 import appliance
 from appliance.api import openai
 from appliance.api.console import pages
-from appliance.app.http_app import ROUTERS
+from appliance.app.http_app import ADMIN_ROUTERS, API_ROUTERS
 from appliance.serving.dialects.routes import ROUTES
 from benchmarks.speculation.provenance import Provenance, provenance_of
 from tests.abuse.conftest import gateways
@@ -179,7 +179,7 @@ def targets() -> list[Target]:
     """Every method of every route."""
     relayed = tuple(sorted({name for part in RELAYED for name in constants(PACKAGE / part)}))
     found = []
-    for router in (*ROUTERS, pages.router):
+    for router in (*API_ROUTERS, *ADMIN_ROUTERS, pages.router):
         for route in router.routes:
             assert isinstance(route, Route)
             is_relayed = isinstance(route.endpoint, openai.Relayed)
@@ -589,7 +589,7 @@ def is_internal(path: str) -> bool:
 
 def _urls(gateway: GatewayUnderTest) -> Mapping[bool, str]:
     """Of the tenants' listener, and of the one for operators."""
-    return {False: gateway.process.url, True: getattr(gateway.process, "admin_url", gateway.process.url)}
+    return {False: gateway.process.url, True: gateway.process.admin_url}
 
 
 def _address(url: str) -> tuple[str, int]:

@@ -40,7 +40,7 @@ async def test_fifty_that_leave_at_once_stop_fifty_generations(start, stream: bo
     worker.pieces, worker.pause_seconds = ["x"], 0.0
     # The scripted worker shares this process, and may have been too busy to be looked at.
     await gateway.serves_others(told_to_wait=True)
-    page = await asyncio.to_thread(fetch, f"{gateway.process.url}/metrics")
+    page = await asyncio.to_thread(fetch, f"{gateway.process.admin_url}/metrics")
     assert sample(page, 'appliance_requests_in_flight{model="demo"}') == 0
 
 

@@ -39,6 +39,8 @@ class Served:
     """An appliance that answers, and the keys to it."""
 
     url: str
+    admin_url: str
+    """Base URL of the admin listener, which answers every route."""
     data: Path
     key: str
     admin_key: str
@@ -89,10 +91,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             worker.wait_healthy()
         admin_key = (process.data / "admin.key").read_text(encoding="utf-8").strip()
         _wait_for_models(process.url, process.key)
-        _post(process.url, admin_key, "/admin/v1/tenants", LIMITED)
-        limited_key = _post(process.url, admin_key, "/admin/v1/tenants/limited/keys", {})["key"]
+        _post(process.admin_url, admin_key, "/admin/v1/tenants", LIMITED)
+        limited_key = _post(process.admin_url, admin_key, "/admin/v1/tenants/limited/keys", {})["key"]
         yield Served(
             url=process.url,
+            admin_url=process.admin_url,
             data=process.data,
             key=process.key,
             admin_key=admin_key,

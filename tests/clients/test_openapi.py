@@ -48,7 +48,7 @@ def test_the_appliance_does_what_its_document_says(served, tmp_path, part):
         [
             ENVIRONMENTS / "current" / "bin" / "st",
             *("--config-file", HERE / "schemathesis.toml"),
-            *("run", "openapi.json", "--url", served.url, "--no-color"),
+            *("run", "openapi.json", "--url", served.admin_url, "--no-color"),
             *("--include-path-regex", PARTS[part]),
             *("--header", f"Authorization: Bearer {key}"),
         ],

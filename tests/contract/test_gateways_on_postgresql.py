@@ -13,6 +13,7 @@ from appliance.audit.entry import decode
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.infra.schema import grants, upgrade_database
+from demo.process import DEMO_KEY, make_demo_tenant
 from tests.command import run_command
 from tests.fakes import FakeWorker, until
 
@@ -32,14 +33,14 @@ class Gateway:
             "APPLIANCE_POOL__URLS": f'["{worker_url}"]',
             **environment,
         }
-        self.url = self.key = ""
+        self.url = self.admin_url = self.key = ""
         self.process = None
 
     async def start(self):
         """Start it and wait until it is ready."""
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "appliance", "gateway", "--data", self.directory, "--port", "0"),
+            *("-m", "appliance", "gateway", "--data", self.directory, "--port=0", "--admin-port=0"),
             env=self._environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -48,10 +49,10 @@ class Gateway:
         async with asyncio.timeout(PATIENCE_SECONDS):
             async for line in self.process.stdout:
                 said.append(line.decode())
-                if found := re.match(r"demo tenant key\s+(\S+)", said[-1]):
-                    self.key = found[1]
                 if found := re.match(r"ready\s+(\S+)/v1", said[-1]):
                     self.url = found[1]
+                if found := re.match(r"admin API\s+(\S+)/admin/v1", said[-1]):
+                    self.admin_url = found[1]
                     # Unread output would block it.
                     self._listening = asyncio.create_task(self.process.stdout.read())
                     return
@@ -71,6 +72,8 @@ async def two_gateways(directory, database_url, worker_url, **environment):
     first, second = pair = [
         Gateway(directory / name, database_url, worker_url, **environment) for name in ("first", "second")
     ]
+    make_demo_tenant(first.directory)
+    first.key = (first.directory / DEMO_KEY).read_text(encoding="utf-8").strip()
     await first.start()
     second.directory.mkdir(mode=0o700)
     for name in SHARED:

@@ -166,7 +166,18 @@ def test_a_gateway_ends_with_one_line_on_a_database_of_another_encoding(other_en
     """Not with a traceback at the first name that is not ASCII."""
     encoding, url = other_encoding
     done = subprocess.run(
-        [sys.executable, "-m", "appliance", "gateway", "--data", str(tmp_path / "data"), "--port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "appliance",
+            "gateway",
+            "--data",
+            str(tmp_path / "data"),
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+        ],
         env={"APPLIANCE_AUDIT__DATABASE_URL": url, "APPLIANCE_POOL__URLS": '["http://127.0.0.1:9"]'},
         capture_output=True,
         text=True,

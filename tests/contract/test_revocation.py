@@ -66,12 +66,12 @@ async def test_revoked_key_is_invalid_on_every_gateway_and_the_log_names_the_act
         for gateway in gateways[:2]:
             assert await seconds_until(session, gateway, key, 401) < REVOKED_SECONDS
 
-        path = f"{first.url}/admin/v1/tenants/demo/keys"
+        path = f"{first.admin_url}/admin/v1/tenants/demo/keys"
         async with session.post(path, headers=admin) as answer:
             made = await answer.json()
         assert await status(session, first, made["key"]) == 200
         await seconds_until(session, second, made["key"], 200)
-        path = f"{first.url}/admin/v1/keys/{made['key_id']}/revoke"
+        path = f"{first.admin_url}/admin/v1/keys/{made['key_id']}/revoke"
         async with session.post(path, headers=admin) as answer:
             assert answer.status == 200
         assert await status(session, first, made["key"]) == 401
@@ -79,7 +79,7 @@ async def test_revoked_key_is_invalid_on_every_gateway_and_the_log_names_the_act
         assert await status(session, second, first.key) == 200
 
         async with session.patch(
-            f"{second.url}/admin/v1/tenants/demo", json={"disabled": True}, headers=admin
+            f"{second.admin_url}/admin/v1/tenants/demo", json={"disabled": True}, headers=admin
         ) as answer:
             assert answer.status == 200
         assert await status(session, second, first.key) == 401
@@ -157,7 +157,7 @@ async def test_while_tenants_cannot_be_read_the_last_known_are_served_and_it_sho
         assert "tenants and keys were last read" in warning
         assert "could not be read" in warning
         assert await status(session, second, served) == 200
-        async with session.get(f"{second.url}/metrics") as answer:
+        async with session.get(f"{second.admin_url}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         (age,) = [line for line in lines if line.startswith("appliance_tenants_age_seconds ")]
         assert float(age.split()[1]) > 1

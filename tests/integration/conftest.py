@@ -29,7 +29,7 @@ from appliance.api.http.server import Server, bind, make_server
 from appliance.api.http.tls import open_tls
 from appliance.api.refusals import RefusedCallers
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app, create_app
 from appliance.audit import verify
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.durability.guarded import observe_audit
@@ -156,6 +156,7 @@ class Running:
     """A serving gateway, and its worker."""
 
     url: str
+    admin_url: str
     workers: list[FakeWorker]
     pool: WorkerPool
     control: ControlLoop
@@ -202,7 +203,7 @@ class Running:
 
     async def get(self, path: str, *, key: str | None = None, **headers: str) -> "Reply":
         """Get a page."""
-        async with self.session.get(self.url + path, headers=_headers(key, headers)) as response:
+        async with self.session.get(self.at(path), headers=_headers(key, headers)) as response:
             return Reply(response.status, response.headers.copy(), await response.read())
 
     def asking(
@@ -215,7 +216,12 @@ class Running:
     ) -> Any:
         """Post a body and give the answer once its head is there."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.session.post(self.url + path, data=data, headers=_headers(key, headers))
+        return self.session.post(self.at(path), data=data, headers=_headers(key, headers))
+
+    def at(self, path: str) -> str:
+        """The URL of a path, on the listener that is for it."""
+        is_admin = path.startswith(("/admin/", "/metrics", "/console"))
+        return (self.admin_url if is_admin else self.url) + path
 
     def entries(self, *types: str) -> list[dict[str, Any]]:
         """Return the fields of every entry of these types so far, with its index and type."""
@@ -293,7 +299,7 @@ async def serve(
             routing: PoolSettings | None = None,
             **settings: Any,
         ) -> Running:
-            api = ApiSettings(port=0, drain_seconds=1, **settings)
+            api = ApiSettings(port=0, admin_port=0, drain_seconds=1, **settings)
             running = await stack.enter_async_context(
                 _running(
                     list(workers),
@@ -486,7 +492,10 @@ async def _running(
             retention=content.retention,
         )
         server = make_server(create_app(services), api, tls=encryption, metrics=metrics)
-        url = await stack.enter_async_context(_listening(server, api, "https" if encryption else "http"))
+        admin = make_server(create_admin_app(services), api.admin_listener, tls=encryption, metrics=metrics)
+        scheme = "https" if encryption else "http"
+        url = await stack.enter_async_context(_listening(server, api, scheme))
+        admin_url = await stack.enter_async_context(_listening(admin, api.admin_listener, scheme))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         openai_client = await stack.enter_async_context(
             openai.AsyncOpenAI(
@@ -499,6 +508,7 @@ async def _running(
         )
         yield Running(
             url=url,
+            admin_url=admin_url,
             workers=workers,
             pool=pool,
             control=control,

@@ -32,7 +32,7 @@ class Admin:
     """The admin API of a running appliance."""
 
     def __init__(self, appliance: ApplianceProcess) -> None:
-        self._base = appliance.url + "/admin/v1/"
+        self._base = appliance.admin_url + "/admin/v1/"
         self._key = (appliance.data / "admin.key").read_text(encoding="utf-8").strip()
 
     def ask(self, path: str, method: str = "GET", body: dict | None = None) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def complete(appliance: ApplianceProcess, headers: dict | None = None, **fields:
 
 def metric(appliance: ApplianceProcess, name: str, **labels: str) -> float:
     """The sum of the series with these labels; there is at least one after the first count."""
-    with urllib.request.urlopen(appliance.url + "/metrics", timeout=30) as response:
+    with urllib.request.urlopen(appliance.admin_url + "/metrics", timeout=30) as response:
         page = response.read().decode()
     return sum(
         float(found[2])

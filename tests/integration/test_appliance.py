@@ -243,7 +243,7 @@ def test_code_is_accepted_and_random_hex_collapses(appliance, client):
 
 def test_status_shows_the_worker_and_the_audit_head(appliance):
     """`appliance status --once` prints one table an operator can read."""
-    text = run(appliance, "status", "--once", "--url", appliance.url).stdout
+    text = run(appliance, "status", "--once", "--url", appliance.admin_url).stdout
     assert "demo-coder" in text
     assert "speculative" in text
     assert "Audit log" in text
@@ -254,7 +254,7 @@ def test_metrics_carry_acceptance_and_no_foreign_names(appliance, client):
     client.completions.create(model="demo-coder", prompt=PROMPT, max_tokens=64, temperature=0)
 
     def page() -> str:
-        return client.with_options(timeout=10)._client.get(appliance.url + "/metrics").text
+        return client.with_options(timeout=10)._client.get(appliance.admin_url + "/metrics").text
 
     wait_until(lambda: "appliance_acceptance_length{" in page(), seconds=60)
     text = page()
@@ -374,7 +374,7 @@ def test_the_worker_stops_within_a_second_after_a_client_has_left(appliance, str
     """Its own count of running requests falls to nothing, and the log says what had been made by then."""
     victim = GatewayUnderTest(appliance, FakeWorker())
     status = json.loads(
-        fetch(appliance.url + "/admin/v1/status", (appliance.data / "admin.key").read_text().strip())
+        fetch(appliance.admin_url + "/admin/v1/status", (appliance.data / "admin.key").read_text().strip())
     )
     metrics = status["workers"][0]["url"] + "/metrics"
     token = (appliance.data / "control.token").read_text().strip()
@@ -522,7 +522,7 @@ def test_a_port_in_use_is_named(tmp_path):
     """The port is taken before a worker is started, so the answer comes at once."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        failed = run(tmp_path / "data", "gateway", "--port", port, check=False)
+        failed = run(tmp_path / "data", "gateway", "--port", port, "--admin-port", "0", check=False)
     assert failed.returncode == 1
     assert f"port {port}" in failed.stderr
 
@@ -556,6 +556,8 @@ def test_a_draft_that_does_not_fit_is_refused_before_the_worker_starts(tmp_path)
         tmp_path / "data",
         "up",
         "--port",
+        "0",
+        "--admin-port",
         "0",
         "--model",
         str(DEMO_TARGET),

@@ -144,7 +144,7 @@ async def test_a_gateway_records_who_reads_its_log(running):
     await running.post({"model": "demo", "messages": []})
     outcome = await running.outcome()
     size = len(running.entries())
-    printed = await _read(running, "tail", "--json", "--purpose", "review", "--url", running.url)
+    printed = await _read(running, "tail", "--json", "--purpose", "review", "--url", running.admin_url)
     assert len(printed.splitlines()) == min(20, size)
     assert json.loads(printed.splitlines()[-1])["type"] != "audit.read"
     (read,) = running.entries("audit.read")

@@ -33,7 +33,18 @@ def gateway(data: Path):
     began = time.time_ns()
     head = data / "audit.head"
     process = subprocess.Popen(
-        [sys.executable, "-m", "appliance", "gateway", "--data", str(data), "--port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "appliance",
+            "gateway",
+            "--data",
+            str(data),
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -120,7 +131,18 @@ def test_a_backup_older_than_the_kept_checkpoint_is_detected(places, installed):
     restored = run_block(PAGE, "restore", **places)
     assert restored.returncode == 3, restored.stdout + restored.stderr
     (data / "audit.head").write_bytes(newer)
-    command = [sys.executable, "-m", "appliance", "gateway", "--data", data, "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "appliance",
+        "gateway",
+        "--data",
+        data,
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+    ]
     assert subprocess.run(command, capture_output=True, check=False, timeout=SECONDS).returncode == 1
     assert (
         appliance("preflight", "--data", data, "--role", "gateway", "--skip", "ports", check=False).returncode

@@ -468,7 +468,7 @@ async def test_content_of_an_encrypted_tenant_is_nowhere_in_the_clear_and_can_be
         done = await ended(client, batch.id)
         assert Counter(line["custom_id"] for line in await lines(client, done.output_file_id)) == Counter(ids)
         assert await asyncio.to_thread(clear) == []
-        where = ("--url", appliance.process.url)
+        where = ("--url", appliance.process.admin_url)
         erasing = ("audit", "erase", "--tenant", "sealed", "--basis", "end of contract", "--yes", *where)
         await appliance.run(*erasing)
         appliance.verdict = verify.ExitCode.ERASED

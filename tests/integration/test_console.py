@@ -66,7 +66,7 @@ class Site:
     """One gateway and its keys."""
 
     def __init__(self, process: ApplianceProcess) -> None:
-        self.url, self.key = process.url, process.key
+        self.url, self.key = process.admin_url, process.key
         self.admin_key = (process.data / "admin.key").read_text().strip()
         self.process = process
 

@@ -401,7 +401,7 @@ async def test_the_commands_do_all_of_it(running, archive, tmp_path):
     (running.directory / "admin.key").write_text(running.admin_key)
     body = json.dumps(chat(messages=[LIBEL])).encode()
     _, intent, _ = await kept(running, body)
-    where = ["--data", str(running.directory), "--url", running.url]
+    where = ["--data", str(running.directory), "--url", running.admin_url]
 
     async def appliance(*words):
         return await asyncio.to_thread(CliRunner().invoke, cli, ["audit", *words, *where])
@@ -446,7 +446,7 @@ async def test_a_text_can_be_shown_to_be_the_one_of_a_digest(running, tmp_path):
     outcome = await running.outcome()
     file = tmp_path / "answer.kept-by-the-client"
     words = ["audit", "check", outcome["request_id"], str(file), "--part", "response"]
-    words += ["--data", str(running.directory), "--url", running.url]
+    words += ["--data", str(running.directory), "--url", running.admin_url]
     file.write_bytes(reply.body)
     assert (await asyncio.to_thread(CliRunner().invoke, cli, words)).exit_code == 0
     file.write_bytes(reply.body[:-1])
@@ -474,6 +474,6 @@ async def test_the_log_is_exported_and_verified_with_its_content_or_without(runn
     assert (verified.exit_code, "2 named by entries, not looked at" in verified.output) == (0, True)
     for words, files in (((), 2), (("--no-payloads",), 0)):
         folder = tmp_path / f"for-an-auditor-{files}"
-        exported = await appliance("export", str(folder), *words, "--url", running.url)
+        exported = await appliance("export", str(folder), *words, "--url", running.admin_url)
         assert exported.exit_code == 0, exported.output
         assert len(list(folder.glob("payloads/*"))) == files

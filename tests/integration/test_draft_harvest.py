@@ -150,7 +150,9 @@ class Site:
 
     def _client(self, key: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(base_url=self.process.url, headers=headers, trust_env=False, timeout=SECONDS)
+        return httpx.AsyncClient(
+            base_url=self.process.admin_url, headers=headers, trust_env=False, timeout=SECONDS
+        )
 
     async def talk(self, tenant: str, count: int) -> None:
         """Send new prompts: chats and completions, streamed and not."""

@@ -111,7 +111,7 @@ class Running:
 
     async def metric(self, name):
         """Return one sample without labels."""
-        async with self.session.get("/metrics") as response:
+        async with self.session.get(f"{self.process.admin_url}/metrics") as response:
             lines = (await response.text()).splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).rpartition(" ")[2])
 
@@ -245,7 +245,7 @@ async def test_low_disk_is_a_warning_while_requests_are_served(tmp_path, worker)
         assert "the database disk has" in page["warnings"][0]
         assert await running.metric('appliance_audit_disk_low{disk="database"}') == 1
         assert (await running.ask())[0] == 200
-        words = ("status", "--once", "--data", site.data, "--url", running.process.url)
+        words = ("status", "--once", "--data", site.data, "--url", running.process.admin_url)
         shown = await asyncio.to_thread(run_command, *words)
         assert shown.returncode == 0, shown.stderr
         assert "strict, 0 entries in the spool, 0 dropped" in shown.stdout

@@ -208,11 +208,21 @@ class Gateway:
     """`appliance gateway` in a namespace, in front of a worker that is a stand-in."""
 
     def __init__(self, inside: Namespace, directory: Path, worker: str, **egress: Any) -> None:
-        self.inside, self.data, self.url = inside, directory / "data", ""
+        self.inside, self.data, self.url, self.admin_url = inside, directory / "data", "", ""
         config = directory / "appliance.yaml"
         sections = {"pool": {"urls": [worker]}, "egress": egress, "log": {"format": "json"}}
         config.write_text(yaml.safe_dump(sections), encoding="utf-8")
-        words = ["gateway", "--config", str(config), "--data", str(self.data), "--port", "0"]
+        words = [
+            "gateway",
+            "--config",
+            str(config),
+            "--data",
+            str(self.data),
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+        ]
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             inside.command(sys.executable, "-m", "appliance", *words),
@@ -229,6 +239,8 @@ class Gateway:
             self.lines.append(line)
             if found := re.match(r"ready\s+(https?://\S+)/v1", line):
                 self.url = found[1]
+            if found := re.match(r"admin API\s+(https?://\S+)/admin/v1", line):
+                self.admin_url = found[1]
 
     def ready(self) -> tuple[int, dict[str, Any]]:
         return self.inside.get(f"{self.url}/readyz")
@@ -271,7 +283,7 @@ def gateway(inside: Namespace, directory: Path, **egress: Any) -> Iterator[Gatew
         assert url, "the stand-in did not start"
         made = Gateway(inside, directory, url, timeout_seconds=0.5, **egress)
         try:
-            made.until(lambda: made.url)
+            made.until(lambda: made.admin_url)
             yield made
         finally:
             made.stop()
@@ -294,12 +306,12 @@ def test_a_strict_gateway_follows_the_network_and_its_log_proves_it(
             assert problem["workers"] == problem["audit"] == "ok"
             # The gateway's own wall, where the kernel has one, refuses port 443: this was found outside it.
             asked = inside.appliance(
-                "egress", "attest", "--json", "--url", made.url, "--data", str(made.data)
+                "egress", "attest", "--json", "--url", made.admin_url, "--data", str(made.data)
             )
             report = json.loads(asked.stdout)
             assert (asked.returncode, report["verdict"]) == (1, "open")
             assert report["wall"] == ("up" if any("wall_raised" in line for line in made.lines) else "absent")
-            shown = inside.appliance("status", "--once", "--url", made.url, "--data", str(made.data))
+            shown = inside.appliance("status", "--once", "--url", made.admin_url, "--data", str(made.data))
             assert re.search(r"egress\W+open, ", shown.stdout), shown.stdout + shown.stderr
             inside.ip("route", "delete", "1.1.1.1")
             made.until_ready_is(200)

@@ -328,8 +328,8 @@ async def test_a_gateway_process_serves_tls_to_clients_and_commands(tmp_path, mu
             with with_certificate, without:
                 assert with_certificate.post(process.url + CHAT, json=chat()).status_code == 200
                 assert without.post(process.url + CHAT, json=chat()).status_code == 401
-                assert not_after(without.get(process.url + "/metrics").text) == ends(tls)
-                command = "status", "--once", "--url", process.url, "--data", str(tmp_path / "data")
+                assert not_after(without.get(process.admin_url + "/metrics").text) == ends(tls)
+                command = "status", "--once", "--url", process.admin_url, "--data", str(tmp_path / "data")
                 shown = subprocess.run(
                     [sys.executable, "-m", "appliance", *command],
                     env={**os.environ, "SSL_CERT_FILE": str(tmp_path / "ca.pem")},
@@ -338,7 +338,7 @@ async def test_a_gateway_process_serves_tls_to_clients_and_commands(tmp_path, mu
                 assert MODEL in shown.stdout
                 AUTHORITY.issue(tmp_path, "gateway", *LOOPBACK, lasts=timedelta(days=60))
                 deadline = time.monotonic() + 30
-                while not_after(without.get(process.url + "/metrics").text) != ends(tls):
+                while not_after(without.get(process.admin_url + "/metrics").text) != ends(tls):
                     assert time.monotonic() < deadline
                     time.sleep(0.2)
             with httpx.Client(verify=trusting(nurse), trust_env=False) as afterwards:

@@ -255,7 +255,8 @@ async def test_a_gateway_inside_its_wall_reaches_its_peers_and_no_new_port(tmp_p
                 write(worker.url, "http://127.0.0.1:1")
                 admin = (data / "admin.key").read_text(encoding="utf-8").strip()
                 async with session.post(
-                    f"{process.url}/admin/v1/workers/reload", headers={"Authorization": f"Bearer {admin}"}
+                    f"{process.admin_url}/admin/v1/workers/reload",
+                    headers={"Authorization": f"Bearer {admin}"},
                 ) as reply:
                     error = (await reply.json())["error"]
                 assert (reply.status, error["code"]) == (409, "control_refused")

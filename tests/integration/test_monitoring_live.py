@@ -56,7 +56,7 @@ class Story:
 def story(controlled: ApplianceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Make the draft of the running appliance collapse and recover."""
     worker = Admin(controlled).ask("status")["workers"][0]["url"]
-    targets = {"gateway": urlsplit(controlled.url).netloc, "worker": urlsplit(worker).netloc}
+    targets = {"gateway": urlsplit(controlled.admin_url).netloc, "worker": urlsplit(worker).netloc}
     with (
         prometheus(tmp_path_factory.mktemp("prometheus"), targets) as server,
         Traffic(controlled, clients=2, prompt=code()).running() as traffic,

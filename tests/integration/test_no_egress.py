@@ -168,7 +168,15 @@ for variable, value in hostile.items():
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory) -> dict[str, tuple[int, str]]:
     """Exit code and last line of a start with each hostile variable."""
-    words = ["up", "--data", str(tmp_path_factory.mktemp("hostile") / "data"), "--port", "0"]
+    words = [
+        "up",
+        "--data",
+        str(tmp_path_factory.mktemp("hostile") / "data"),
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+    ]
     values = json.dumps({variable: value for variable, (value, _) in HOSTILE.items()})
     ended = subprocess.run(
         [sys.executable, "-c", STARTS, *words, values],

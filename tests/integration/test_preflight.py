@@ -64,7 +64,19 @@ def start_once(data: Path, *arguments: str) -> None:
     """Run a gateway until it has signed its log, then stop it."""
     before = (data / "audit.head").stat().st_mtime_ns if (data / "audit.head").exists() else 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "appliance", "gateway", "--data", str(data), "--port", "0", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "appliance",
+            "gateway",
+            "--data",
+            str(data),
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+            *arguments,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -355,7 +355,7 @@ async def test_running_gateway_reloads_the_list_of_workers(tmp_path):
             async def ask(method: str, path: str) -> tuple[int, dict]:
                 headers = {"Authorization": f"Bearer {admin}"}
                 async with session.request(
-                    method, f"{process.url}/admin/v1/{path}", headers=headers
+                    method, f"{process.admin_url}/admin/v1/{path}", headers=headers
                 ) as answer:
                     return answer.status, await answer.json()
 

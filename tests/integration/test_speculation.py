@@ -86,7 +86,7 @@ def test_collapse_stops_drafting_and_code_resumes_it(appliance):
 def test_the_drill_passes(appliance):
     """The drill finds every stage on the running appliance, and each in the audit log."""
     command = [sys.executable, "-m", "appliance", "speculation", "drill", "--key", appliance.key, "--json"]
-    command += ["--data", str(appliance.data), "--url", appliance.url]
+    command += ["--data", str(appliance.data), "--url", appliance.admin_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=330, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

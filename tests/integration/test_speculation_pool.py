@@ -173,7 +173,7 @@ def recycling(
         # Two workers share the cores of a small machine: one that is busy keeps the other from starting.
         with Traffic(process, clients=1, prompt=code(), pause_seconds=2).running() as traffic:
             command = ["speculation", "recycle", name, "--without-draft", "--note", "a test"]
-            command += ["--url", process.url, "--data", str(process.data)]
+            command += ["--url", process.admin_url, "--data", str(process.data)]
             done = subprocess.run(
                 [sys.executable, "-m", "appliance", *command],
                 capture_output=True, text=True, timeout=120, check=False,

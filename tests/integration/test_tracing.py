@@ -54,7 +54,7 @@ def ask(process: ApplianceProcess, *, model: str = MODEL, **headers: str) -> htt
 
 
 def page(process: ApplianceProcess, accept: str = "*/*") -> httpx.Response:
-    return httpx.get(process.url + "/metrics", headers={"Accept": accept}, timeout=60, trust_env=False)
+    return httpx.get(process.admin_url + "/metrics", headers={"Accept": accept}, timeout=60, trust_env=False)
 
 
 def spans_counted(process: ApplianceProcess) -> dict[str, float]:

@@ -119,14 +119,21 @@ def gateway(data, log, witnesses=(), **settings):
     """A running gateway whose log knows these witnesses."""
     names = {"witnesses": json.dumps(list(witnesses)), "witness_seconds": "1", "checkpoint_seconds": "0.1"}
     environment = {f"APPLIANCE_AUDIT__{name.upper()}": value for name, value in {**names, **settings}.items()}
-    with process(log, "gateway", "--data", data, "--port", 0, environment=environment) as child:
+    # Without a worker it prints no ready line; the admin listener is at an address of its own.
+    environment["APPLIANCE_API__ADMIN_HOST"] = "127.0.0.3"
+    ports = ("--port", 0, "--admin-port", 0)
+    with process(log, "gateway", "--data", data, *ports, environment=environment) as child:
 
         def port():
             assert child.poll() is None, log.read_text()
             sockets = psutil.Process(child.pid).net_connections("tcp")
-            return [each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN]
+            return [
+                each.laddr.port
+                for each in sockets
+                if each.status == psutil.CONN_LISTEN and each.laddr.ip == "127.0.0.3"
+            ]
 
-        yield Gateway(data, f"http://127.0.0.1:{until(port, 'the gateway')[0]}")
+        yield Gateway(data, f"http://127.0.0.3:{until(port, 'the gateway')[0]}")
         child.send_signal(signal.SIGTERM)
         assert child.wait(SECONDS) == 0, log.read_text()
     # A first start shows keys on standard output, which no appliance keeps in a file.

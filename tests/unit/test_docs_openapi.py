@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
-from appliance.app.http_app import ROUTERS
+from appliance.app.http_app import ADMIN_ROUTERS, API_ROUTERS
 from appliance.serving.dialects.routes import ROUTES
 from docs.openapi import OPEN, OPERATIONS, openapi_document
 
@@ -22,7 +22,7 @@ WITHOUT_BODY = {
 @pytest.fixture
 def app() -> FastAPI:
     app = FastAPI(openapi_url=None)
-    for router in ROUTERS:
+    for router in (*API_ROUTERS, *ADMIN_ROUTERS):
         app.include_router(router)
     return app
 

@@ -14,13 +14,13 @@ from appliance.api.http.protocol import BoundedProtocol, ReadTurns
 from appliance.api.http.tls import Tls
 from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
-from appliance.infra.settings import ApiSettings
+from appliance.infra.settings import ADMIN_CONNECTIONS, ApiSettings
 
 BACKLOG = 2048
 TICKS_BETWEEN_CHECKS = 10
 """Connections are checked every second; uvicorn ticks every tenth of a second."""
-OTHER_FILES = 512
-"""Open files of a gateway other than connections: databases, logs, libraries."""
+OTHER_FILES = 512 + ADMIN_CONNECTIONS
+"""Open files of a gateway besides the API's connections: the admin listener's, databases, logs, libraries."""
 
 
 class Server(uvicorn.Server):
@@ -34,8 +34,6 @@ class Server(uvicorn.Server):
         self._tls = tls
         self._turns = ReadTurns()
         self._metrics = metrics
-        if metrics is not None:
-            metrics.connections.set_function(lambda: len(self.server_state.connections))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -119,7 +117,9 @@ def bind(settings: ApiSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         where = f"{settings.host} port {settings.port}"
-        message = f"cannot listen on {where} ({error.strerror}): choose another with --host or --port"
+        message = (
+            f"cannot listen on {where} ({error.strerror}): choose another with --host, --port or --admin-port"
+        )
         raise ConfigurationError(message) from error
     listener.setblocking(False)  # noqa: FBT003 - positional only
     return listener
@@ -133,7 +133,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allow_open_files(settings: ApiSettings) -> int:
-    """Raise the limit of open files as far as allowed; returns how many connections fit."""
+    """Raise the limit of open files as far as allowed; returns how many connections of the API fit."""
     wanted = 2 * settings.max_connections + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:

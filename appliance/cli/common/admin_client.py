@@ -64,9 +64,11 @@ class AdminApi:
 async def open_admin(
     settings: Settings, url: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> AsyncIterator[AdminApi]:
-    """Connect to the gateway at `url`, by default the one in the settings."""
+    """Connect to the admin listener at `url`, by default the one in the settings."""
     scheme = "https" if settings.tls.certificate_file else "http"
-    base = (url or f"{scheme}://{settings.api.host}:{settings.api.port}").rstrip("/")
+    host = settings.api.admin_host
+    own = f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.api.admin_port}"
+    base = (url or own).rstrip("/")
     key_file = locate(settings).admin_key
     try:
         key = key_file.read_text(encoding="utf-8").strip()

@@ -11,7 +11,7 @@ from appliance.infra.settings import Settings, load_settings
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).")]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data directory.")]
-UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the gateway.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the admin listener.")]
 NoteOption = Annotated[str, typer.Option("--note", help="Reason; recorded in the audit log.")]
 
 wall_clock = time.time  # noqa: TID251 - a command is a composition root

@@ -43,9 +43,9 @@ class SeenCertificate:
 def check_tls(inquiry: Inquiry) -> Iterable[Check]:
     """Read the files as a start does, then check the certificate."""
     inquiry.require_gateway()
-    tls, host = inquiry.settings.tls, inquiry.settings.api.host
+    tls, api = inquiry.settings.tls, inquiry.settings.api
     if tls.certificate_file is None:
-        yield judge_plain(host)
+        yield judge_plain(api.admin_host if is_loopback(api.host) else api.host)
         raise SkippedError("the gateway speaks plain HTTP")
     silent = structlog.wrap_logger(
         structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger(0)
@@ -58,7 +58,7 @@ def check_tls(inquiry: Inquiry) -> Iterable[Check]:
         raise SkippedError("the TLS files cannot be used") from error
     yield FILES.ok(f"{tls.certificate_file} and its key match")
     yield judge_chain(seen)
-    yield judge_names(seen, inquiry.names, host=host, machine=socket.getfqdn())
+    yield judge_names(seen, inquiry.names, host=api.host, machine=socket.getfqdn())
     yield judge_expiry(seen, datetime.fromtimestamp(inquiry.clock(), UTC))
 
 

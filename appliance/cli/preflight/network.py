@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
 from appliance.api.http.server import bind
 from appliance.cli.preflight.check import Check, Inquiry, Subject, family
@@ -18,7 +19,7 @@ OUTSIDE = Subject("egress.outside", "Egress")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPort:
     what: str
-    """`gateway` or `worker`."""
+    """`gateway`, `admin listener` or `worker`."""
     host: str
     port: int
     problem: str | None
@@ -31,6 +32,7 @@ def check_ports(inquiry: Inquiry) -> Iterable[Check]:
     settings, ports = inquiry.settings, []
     if inquiry.gateway:
         ports.append(try_port("gateway", settings.api.host, settings.api.port))
+        ports.append(try_port("admin listener", settings.api.admin_host, settings.api.admin_port))
     if inquiry.worker:
         ports.append(try_port("worker", settings.worker.host, settings.worker.port))
     yield judge_ports(ports)
@@ -56,9 +58,10 @@ def judge_ports(ports: Iterable[SeenPort]) -> Check:
             todo = "stop the process that listens (`ss -ltnp`); a running appliance counts"
             return FREE.fail(f"{port.what}: {port.host} port {port.port}: {port.problem}", todo)
     fixed = [port for port in ports if port.port]
-    if len({(port.host, port.port) for port in fixed}) < len(fixed):
-        seen = f"gateway and worker are both configured for {fixed[0].host} port {fixed[0].port}"
-        return FREE.fail(seen, "set worker.port to another, or to 0")
+    for first, second in combinations(fixed, 2):
+        if (first.host, first.port) == (second.host, second.port):
+            seen = f"{first.what} and {second.what} are both configured for {first.host} port {first.port}"
+            return FREE.fail(seen, "set one of them to another port, or to 0")
     return FREE.ok(", ".join(f"{port.what} {port.host}:{port.port or 'any'}" for port in ports))
 
 

@@ -2,13 +2,14 @@
 Enrolment of tenants at a gateway's start: the tenants file, and at the first start an admin key.
 
 The file is imported at each start: it adds and changes, and removes nothing.  The first start on a database
-makes the tenants `operator` and `demo` with a key each; with a file there is no `demo`, and an admin key only
-if the file has none.
+makes the tenant `operator` with an admin key, unless the file has one.  Without a file `appliance up` also
+makes the tenant `demo`, which has no limits.
 """
 
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.audit.store import SqlAuditStore
@@ -26,48 +27,69 @@ OPERATOR = "operator"
 DEMO = "demo"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstKey:
+    """A key that the first start makes."""
+
+    purpose: str
+    tenant: Tenant
+    text: str
+    """The key in clear."""
+    key: ApiKey
+    file: Path
+    """Where it is in clear, mode 0600."""
+
+
 async def enrol(
     registrar: Registrar,
     installation: Installation,
     *,
     file: Path | None,
+    demo: bool,
     actor: str,
     clock: Callable[[], float],
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-) -> tuple[Roster, dict[str, str]]:
+) -> tuple[Roster, tuple[FirstKey, ...]]:
     """
     Import the file into the database, and make the first keys if it never had one.
 
-    `file` is None for the one in the data directory, if there is one; `actor` starts the gateway.  Returns
-    the new keys by purpose: this is the only time they can be shown.  Raises ConfigurationError if the file
-    cannot be used.
+    `file` is None for the one in the data directory, if there is one; `demo` allows the tenant `demo`;
+    `actor` starts the gateway.  Returns the new keys.  Raises ConfigurationError if the file cannot be used.
     """
     wanted = _load(installation, file)
     now, before = int(clock()), await registrar.roster()
     is_first = before.generation == 0
-    lacks_admin = is_first and not has_admin(wanted or (), now)
-    admin_text, admin = make_key(random_bytes(KEY_BYTES), admin=True, created_at=now)
-    demo_text, demo = make_key(random_bytes(KEY_BYTES), created_at=now)
+    first: list[FirstKey] = []
+    if is_first and not has_admin(wanted or (), now):
+        text, key = make_key(random_bytes(KEY_BYTES), admin=True, created_at=now)
+        tenant = Tenant(name=OPERATOR, models=())
+        first.append(
+            FirstKey(purpose="admin", tenant=tenant, text=text, key=key, file=installation.admin_key)
+        )
+    if is_first and demo and wanted is None:
+        text, key = make_key(random_bytes(KEY_BYTES), created_at=now)
+        tenant = Tenant(name=DEMO)
+        first.append(
+            FirstKey(purpose="demo tenant", tenant=tenant, text=text, key=key, file=installation.demo_key)
+        )
 
     def edit(tenants: Tenants) -> Tenants:
         enrolled = import_tenants(tenants, wanted or (), prune=False, now=now)
-        if tenants or not is_first:
+        if tenants:
             return enrolled  # another gateway may have been first meanwhile
-        if lacks_admin:
-            enrolled = _with_key(enrolled, Tenant(name=OPERATOR, models=()), admin)
-        if wanted is None:
-            enrolled = _with_key(enrolled, Tenant(name=DEMO), demo)
+        for each in first:
+            enrolled = _with_key(enrolled, each.tenant, each.key)
         return enrolled
 
-    if lacks_admin:
+    for each in first:
         # In the file before the key works: a crash in between leaves a file that the next start replaces.
-        write_private(installation.admin_key, admin_text + "\n")
+        write_private(each.file, each.text + "\n")
     after = await registrar.apply(edit, actor=actor)
     made = {key.key_id for tenant in after.tenants for key in tenant.keys}
-    shown = {"admin": (admin_text, admin), "demo tenant": (demo_text, demo)}
-    if lacks_admin and admin.key_id not in made:
-        installation.admin_key.unlink(missing_ok=True)
-    return after, {purpose: text for purpose, (text, key) in shown.items() if key.key_id in made}
+    for each in first:
+        if each.key.key_id not in made:
+            each.file.unlink(missing_ok=True)
+    return after, tuple(each for each in first if each.key.key_id in made)
 
 
 async def seal_upgraded(

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app
 from appliance.audit.entry import decode
 from appliance.audit.log import AuditLog
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
@@ -101,7 +101,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
         tenants = TenantDirectory(
             (Tenant(name="operator", keys=(STORED_ADMIN_KEY,)), Tenant(name="t", keys=(STORED_KEY,)))
         )
-        app = create_app(
+        app = create_admin_app(
             Services(
                 settings=ApiSettings(),
                 tenants=tenants,

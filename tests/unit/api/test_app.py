@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
+from appliance.api.request_middleware import is_plain
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app, create_app
 from appliance.errors import AuditEntryError
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
@@ -22,10 +23,9 @@ from appliance.tenancy import TenantDirectory
 from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import uncounted_refusals
 
-ROUTES = {
+ROUTES = {  # of the API listener
     ("/healthz", "GET"),
     ("/readyz", "GET"),
-    ("/metrics", "GET"),
     ("/v1/chat/completions", "POST"),
     ("/v1/completions", "POST"),
     ("/v1/responses", "POST"),
@@ -50,6 +50,9 @@ ROUTES = {
     ("/v1/batches", "GET"),
     ("/v1/batches/{batch_id}", "GET"),
     ("/v1/batches/{batch_id}/cancel", "POST"),
+}
+ADMIN_ROUTES = {  # of the admin listener alone
+    ("/metrics", "GET"),
     ("/admin/v1/status", "GET"),
     ("/admin/v1/audit/reads", "POST"),
     ("/admin/v1/audit/erasures", "POST"),
@@ -98,32 +101,41 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def app(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
-    """The application, with no services behind it."""
+def services(log: io.StringIO, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> Services:
+    """Of an application without anything behind it."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", log)
         logger = configure_logs(LogSettings(format="json"), terminal=False)
     nothing: Any = None
-    return create_app(
-        Services(
-            settings=ApiSettings(),
-            tenants=TenantDirectory(()),
-            identity=Authenticator(TenantDirectory(())),
-            refused=uncounted_refusals(),
-            pool=WorkerPool(),
-            workers=nothing,
-            gateway=nothing,
-            audit=nothing,
-            attribution=nothing,
-            control=nothing,
-            overrides=nothing,
-            metrics=metrics,
-            logger=logger,
-            clock=nothing,
-            new_request_id=lambda: "ours",
-            version="test",
-        )
+    return Services(
+        settings=ApiSettings(),
+        tenants=TenantDirectory(()),
+        identity=Authenticator(TenantDirectory(())),
+        refused=uncounted_refusals(),
+        pool=WorkerPool(),
+        workers=nothing,
+        gateway=nothing,
+        audit=nothing,
+        attribution=nothing,
+        control=nothing,
+        overrides=nothing,
+        metrics=metrics,
+        logger=logger,
+        clock=nothing,
+        new_request_id=lambda: "ours",
+        version="test",
     )
+
+
+@pytest.fixture
+def app(services: Services) -> FastAPI:
+    """The application of the API listener."""
+    return create_app(services)
+
+
+@pytest.fixture
+def admin_app(services: Services) -> FastAPI:
+    return create_admin_app(services)
 
 
 async def get(
@@ -156,9 +168,51 @@ def test_the_frameworks_documentation_pages_are_off(app: FastAPI):
     assert app.openapi_url is None
 
 
-def test_only_the_listed_routes_exist(app: FastAPI):
-    found = {(route.path, method) for route in app.routes for method in route.methods}
-    assert found == ROUTES
+def routes_of(app: FastAPI) -> set[tuple[str, str]]:
+    return {(route.path, method) for route in app.routes for method in route.methods}
+
+
+def test_only_the_listed_routes_exist(app: FastAPI, admin_app: FastAPI):
+    """The admin listener also answers those of the API, for the console's chat page and the drill."""
+    assert routes_of(app) == ROUTES
+    assert routes_of(admin_app) == ROUTES | ADMIN_ROUTES
+
+
+@pytest.mark.parametrize("path", [*sorted({path for path, _ in ADMIN_ROUTES}), "/console", "/console/login"])
+async def test_tenants_reach_no_route_of_administrators(app: FastAPI, path: str):
+    """The API listener answers as for any path that does not exist, also without a key."""
+    status, _, body = await get(app, path)
+    assert (status, json.loads(body)["error"]["code"]) == (404, "route_not_found")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/%61dmin/v1/status", "/admin%2fv1/status", "/admin%2Fv1%2Fstatus", "/admin%5cv1", "/x%5Cy", "/x\\y",
+     "//admin/v1", "/v1//models", "/v1/../admin/v1", "/v1/./models", "/v1/%2e%2e/admin", "/v1/.", "/v1/%2E",
+     "/%2e", "/v1/models/%7Ex", "/v1/models/a%5Fb", "/v1/models/a%2Db", "/v1/models/%30", "/v1/models/%7a",
+     "/v1/models/..%2Fadmin", "/v1/models/a%2F%2Fb", "/v1/models%2Fa", "/v1/files%2Fa", "/v1/models/%",
+     "/v1/models/%4", "/v1/models/%zz", "/v1/models/%00", "/v1/models/%0a", "/v1/models/%7F", "*", "admin"],
+)  # fmt: skip
+async def test_a_path_that_a_proxy_may_read_differently_is_refused(app, admin_app, metrics, path: str):
+    """On both listeners, before anybody is authenticated."""
+    for number, each in enumerate((app, admin_app), start=1):
+        status, headers, body = await get(each, path)
+        assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_path")
+        assert headers["x-request-id"] == "ours"
+        counted = metrics.registry.get_sample_value("appliance_errors_total", {"code": "invalid_request"})
+        assert counted == number
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/v1/models/", "/v1/models/org/name", "/v1/models/org%2Fname", "/v1/models/org%2fname:7b",
+     "/v1/models/a%3A7b", "/v1/models/a:7b", "/v1/models/a%20b", "/v1/models/%E5%90%8D", "/v1/models/a..b",
+     "/v1/models/a%25b", "/v1/models/.a", "/v1/models/a%2Bb+c", "/v1/files/file-0123_x~.jsonl",
+     "/admin/v1/workers/10.0.0.5%3A8000/drain"],
+)  # fmt: skip
+def test_a_path_with_escapes_that_it_needs_is_plain(path: str):
+    """OpenAI's clients escape the slash in a model's name."""
+    assert is_plain(path.encode())
 
 
 def test_requests_are_never_redirected(app: FastAPI):
@@ -216,11 +270,11 @@ async def test_refusals_are_counted_by_their_code(app: FastAPI, metrics: Metrics
     assert metrics.registry.get_sample_value("appliance_errors_total", {"code": "invalid_api_key"}) == 1
 
 
-async def test_a_wrong_method_gets_the_allowed_ones(app: FastAPI):
+async def test_a_wrong_method_gets_the_allowed_ones(app: FastAPI, admin_app: FastAPI):
     """As RFC 9110 demands of a 405."""
     status, headers, _ = await get(app, "/v1/chat/completions")
     assert (status, headers["allow"]) == (405, "POST")
-    status, headers, _ = await get(app, "/admin/v1/speculation/override")
+    status, headers, _ = await get(admin_app, "/admin/v1/speculation/override")
     assert (status, headers["allow"]) == (405, "PUT")
-    status, headers, _ = await get(app, "/admin/v1/audit/erasures")
+    status, headers, _ = await get(admin_app, "/admin/v1/audit/erasures")
     assert (status, headers["allow"]) == (405, "POST")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app
 from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.control.tenants.registrar import Registrar
@@ -95,7 +95,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
         watch = TenantWatch(
             store=store, directory=directory, logger=NOTHING, clock=lambda: age[0], stale_seconds=900
         )
-        app = create_app(
+        app = create_admin_app(
             Services(
                 settings=ApiSettings(),
                 tenants=directory,

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from appliance.api.http.server import bind, make_server
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app
 from appliance.audit.entry_types import EntryType
 from appliance.cli import cli
 from appliance.cli.common.duration import SECONDS_IN, parse_duration, show_duration
@@ -96,7 +96,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     tenants = TenantDirectory((Tenant(name="operator", keys=(STORED_ADMIN_KEY,)),))
     with closing(SqlOverrideStore(migrated(tmp_path / "audit.db"))) as overrides:
         audit_log: Any = audit
-        app = create_app(
+        app = create_admin_app(
             Services(
                 settings=settings,
                 tenants=tenants,

@@ -245,14 +245,17 @@ def test_a_key_is_rotated_with_an_overlap(site: Site):
     assert "rotated already" in site.refused("key", "rotate", STORED.key_id, kind=TenantConflictError)
 
 
-def test_admin_key_of_this_machine_is_replaced_in_its_file(site: Site):
-    """Commands continue to work after their key was rotated."""
+def test_a_first_starts_key_is_replaced_in_its_file(site: Site):
+    """Commands, and the printed curl line, continue to work after their key was rotated."""
     file = site.data / "admin.key"
     file.write_text(ADMIN_KEY + "\n")
     new = site.done("key", "rotate", ADMIN.key_id).strip()
     assert file.read_text() == new + "\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    site.done("key", "rotate", STORED.key_id)
+    demo = site.data / "demo.key"
+    demo.write_text(KEY + "\n")
+    replaced = site.done("key", "rotate", STORED.key_id).strip()
+    assert demo.read_text() == replaced + "\n"
     assert file.read_text() == new + "\n"
 
 

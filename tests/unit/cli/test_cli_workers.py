@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from appliance.api.http.server import bind, make_server
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app
 from appliance.cli import cli
 from appliance.cli.workers import states_of
 from appliance.control.worker_list import WorkerList
@@ -118,7 +118,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
     tenants = TenantDirectory(
         (Tenant(name="operator", keys=(STORED_ADMIN_KEY,)), Tenant(name="t", keys=(STORED_KEY,)))
     )
-    app = create_app(
+    app = create_admin_app(
         Services(
             settings=api,
             tenants=tenants,

@@ -196,7 +196,7 @@ class Services:
 
 def client_of(made: Scene) -> httpx.AsyncClient:
     app = FastAPI()
-    app.include_router(ops.router)
+    app.include_router(ops.health)
     app.include_router(admin.router)
     app.state.services = Services(made.watch, made.metrics)
 

@@ -31,7 +31,7 @@ def test_landlock_version_is_read():
 def test_as_many_files_as_connections_need():
     """Two per connection, and some for other files."""
     assert judge_open_files(None, 10_000).result is CheckResult.OK
-    assert judge_open_files(20_512, 10_000).result is CheckResult.OK
+    assert judge_open_files(20_768, 10_000).result is CheckResult.OK
     short = judge_open_files(1024, 10_000)
     assert short.result is CheckResult.WARN
-    assert "so 256 fit" in short.seen
+    assert "so 128 fit" in short.seen

@@ -34,13 +34,13 @@ class Site:
         if entry_type != EntryType.TENANTS_SEALED:
             self.recorded.append((str(entry_type), fields["actor"]))
 
-    async def start(self, file=None):
-        """Start; returns the directory in force, and the keys shown."""
-        roster, shown = await enrol(
-            self.registrar, self.installation, file=file, actor="cli:me", clock=lambda: 1000.0
+    async def start(self, file=None, *, demo=True):
+        """Start; returns the directory in force, and the keys shown, by purpose."""
+        roster, first = await enrol(
+            self.registrar, self.installation, file=file, demo=demo, actor="cli:me", clock=lambda: 1000.0
         )
         assert roster == self.store.read()
-        return TenantDirectory(roster.tenants), shown
+        return TenantDirectory(roster.tenants), {each.purpose: each.text for each in first}
 
 
 @pytest.fixture
@@ -82,18 +82,23 @@ async def test_a_first_start_shows_its_keys_and_they_work(site):
     ]
 
 
-async def test_the_admin_key_is_stored_for_commands_on_this_machine(site):
-    """The file holds the admin key only, readable by its owner."""
+async def test_each_first_key_is_in_a_file_of_its_own(site, tmp_path):
+    """Readable by its owner; no other file has the key."""
     _, shown = await site.start()
-    path = site.installation.admin_key
-    assert path.read_text() == shown["admin"] + "\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for purpose, path in (
+        ("admin", site.installation.admin_key),
+        ("demo tenant", site.installation.demo_key),
+    ):
+        assert path.read_text() == shown[purpose] + "\n"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert [at for at, content in files(tmp_path).items() if shown[purpose].encode() in content] == [path]
 
 
-async def test_a_tenants_key_is_not_stored(site, tmp_path):
-    """The demo key exists only where the first start showed it."""
-    _, shown = await site.start()
-    assert not [path for path, content in files(tmp_path).items() if shown["demo tenant"].encode() in content]
+async def test_a_gateway_makes_no_demo_tenant(site):
+    directory, shown = await site.start(demo=False)
+    assert [tenant.name for tenant in directory.tenants] == ["operator"]
+    assert set(shown) == {"admin"}
+    assert not site.installation.demo_key.exists()
 
 
 async def test_the_admin_tenant_may_use_no_model(site):
@@ -139,6 +144,7 @@ async def test_of_two_first_starts_at_once_one_makes_the_keys(open_site):
     assert own == {}
     assert directory.authenticate(shown[0]["admin"])
     assert not first.installation.admin_key.exists()
+    assert not first.installation.demo_key.exists()
     assert second.installation.admin_key.exists()
 
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from appliance.api.services import Services
-from appliance.app.http_app import create_app
+from appliance.app.http_app import create_admin_app
 from appliance.cli.common import admin_client
 from appliance.cli.draft import promote as cli
 from appliance.errors import ConfigurationError
@@ -45,7 +45,7 @@ def client_of(promoter) -> httpx.AsyncClient:
     tenants = TenantDirectory(
         (Tenant(name="operator", keys=(STORED,)), Tenant(name="t", keys=(TENANT_STORED,)))
     )
-    app = create_app(
+    app = create_admin_app(
         Services(
             settings=ApiSettings(),
             tenants=tenants,
