@@ -21,7 +21,7 @@ from appliance.infra.settings import Settings, WorkerSettings
 
 CHART = Path(__file__).parent.parent / "deploy" / "helm"
 DECIDED_BY_THE_CHART: Mapping[str, frozenset[str]] = {
-    "api": frozenset({"host", "port", "drain_seconds"}),
+    "api": frozenset({"host", "port", "admin_host", "admin_port", "drain_seconds"}),
     "tls": frozenset(
         {
             "certificate_file",

@@ -1,5 +1,5 @@
 """
-The one door of `deploy/compose.yaml`: passes TCP connections on to the gateway, and does nothing else.
+A door of `deploy/compose.yaml`: passes TCP connections on to one address, and does nothing else.
 
     ingress.py PORT HOST:PORT
 

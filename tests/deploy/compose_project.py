@@ -3,7 +3,6 @@
 """
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -96,10 +95,9 @@ class ComposeProject:
         pytest.fail(f"{path}: {answer}\n{self.compose('logs', '--tail=40')}")
 
     def with_key(self) -> "ComposeProject":
-        """The same with the key that the gateway's first start showed."""
-        shown = re.search(r"demo tenant key\s+(sk-\S+)", self.engine.docker("logs", self.name("gateway")))
-        assert shown
-        return replace(self, key=shown[1])
+        """The same with the key of a new tenant."""
+        self.appliance("gateway", "tenant", "create", "demo")
+        return replace(self, key=self.appliance("gateway", "key", "create", "demo").stdout.split()[0])
 
 
 @contextmanager

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 USER = GROUP = 10001
 APPLIANCE = Path(sys.executable).with_name("appliance")
 SETTINGS, DATA = Path("/etc/appliance"), Path("/var/lib/appliance")
-URL = "http://127.0.0.1:8080"
+URL, ADMIN_URL = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 START_SECONDS = 100
 SECRETS = {
     "control-token/token": ["openssl", "rand", "-hex", "32"],
@@ -153,10 +153,10 @@ def gateway(log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def ask(path: str, key: str = "", body: dict[str, Any] | None = None) -> tuple[int, str]:
+def ask(path: str, key: str = "", body: dict[str, Any] | None = None, *, url: str = URL) -> tuple[int, str]:
     """Status and text of an answer; status 0 if nothing listens yet."""
     request = urllib.request.Request(
-        URL + path,
+        url + path,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
@@ -175,7 +175,7 @@ async def until_ready(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     async with asyncio.timeout(START_SECONDS):
         while seen[0] != 200 and process.poll() is None:
             await asyncio.sleep(0.2)
-            seen = await asyncio.to_thread(ask, "/readyz")
+            seen = await asyncio.to_thread(ask, "/readyz", url=ADMIN_URL)
     return seen
 
 
@@ -188,15 +188,12 @@ async def live(directory: Path) -> dict[str, Any]:
             with gateway(log) as process:
                 report[start] = await until_ready(process)
                 if start == "first":
-                    key = next(
-                        line.split()[-1]
-                        for line in log.read_text(encoding="utf-8").splitlines()
-                        if line.startswith("demo tenant key")
-                    )
+                    command("tenant", "create", "demo")
+                    key = command("key", "create", "demo")[1].split()[0]
                 body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
                 # Its output is discarded: a run stores no completion.
                 report[f"{start} chat"], _ = await asyncio.to_thread(ask, "/v1/chat/completions", key, body)
-                report["alive"] = await asyncio.to_thread(ask, "/healthz")
+                report["alive"] = await asyncio.to_thread(ask, "/healthz", url=ADMIN_URL)
             report[f"{start} exit"] = process.returncode
     report["verify"] = command("audit", "verify", "--no-payloads")
     return report

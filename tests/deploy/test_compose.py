@@ -31,8 +31,8 @@ TEXT = (AT / "compose.yaml").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
 PROFILES = ("demo", "gpu", "postgres", "monitoring", "dashboards")
-DOORS = {"ingress": "127.0.0.1", "dashboards": "127.0.0.1"}
-"""Published services, and their default ports."""
+DOORS = dict.fromkeys(("ingress", "admin", "dashboards"), "127.0.0.1")
+"""Published services, and the addresses they are published at."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
 
@@ -152,6 +152,11 @@ def test_the_settings_next_to_it_are_settings(name):
     assert str(settings.data.control_token_file) == "/run/secrets/control-token"
     if name == "gateway":
         assert (settings.api.host, settings.api.port) == ("0.0.0.0", 8080)
+        assert (settings.api.admin_host, settings.api.admin_port) == ("0.0.0.0", 8081)
+        for door, port in (("ingress", 8080), ("admin", 8081)):
+            assert SERVICES[door]["command"] == [str(port), f"gateway:{port}"]
+        scraped = yaml.safe_load((AT / "compose" / "prometheus.yaml").read_text(encoding="utf-8"))
+        assert scraped["scrape_configs"][0]["dns_sd_configs"][0]["port"] == 8081
         assert settings.pool.discover == "http://worker:8000"
         assert settings.egress.mode == "strict"
         # Not in the volume of the log.

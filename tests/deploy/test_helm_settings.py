@@ -90,7 +90,7 @@ def test_every_example_is_accepted_by_the_appliance(example, tmp_path):
             assert offline_environment(environment, plugins=(PLUGIN,))["HF_HUB_OFFLINE"] == "1"
             paths += [settings.worker.model, settings.worker.draft]
         else:
-            assert settings.api.port == 8080
+            assert (settings.api.port, settings.api.admin_port) == (8080, 8081)
             if settings.pool.discover:
                 assert parse_service(settings.pool.discover).port == 8000
             assert 8000 in gateway_ports(settings)

@@ -131,24 +131,27 @@ spec:
       ports:
         - name: api
           containerPort: 8080
+        - name: admin
+          containerPort: 8081
       securityContext:
         {{- include "appliance.containerSecurity" nil | nindent 8 }}
       resources:
         {{- toYaml $gateway.resources | nindent 8 }}
+      # Probes use the admin listener, which clients that use up the API's connections cannot reach.
       # The database may have to be upgraded first, and a spool to be brought in.
       startupProbe:
-        httpGet: {path: /healthz, port: api, scheme: {{ $scheme }}}
+        httpGet: {path: /healthz, port: admin, scheme: {{ $scheme }}}
         periodSeconds: 2
         timeoutSeconds: 5
         failureThreshold: 150
       readinessProbe:
-        httpGet: {path: /readyz, port: api, scheme: {{ $scheme }}}
+        httpGet: {path: /readyz, port: admin, scheme: {{ $scheme }}}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 2
       # Says that the process answers, and nothing of workers or database: those are no reason to restart it.
       livenessProbe:
-        httpGet: {path: /healthz, port: api, scheme: {{ $scheme }}}
+        httpGet: {path: /healthz, port: admin, scheme: {{ $scheme }}}
         periodSeconds: 15
         timeoutSeconds: 10
         failureThreshold: 4

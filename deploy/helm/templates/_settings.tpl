@@ -26,7 +26,8 @@
 {{- define "appliance.gatewaySettings" -}}
 {{- $values := .Values -}}
 {{- $settings := deepCopy $values.settings -}}
-{{- $api := dict "host" (include "appliance.anyAddress" .) "port" 8080 "drain_seconds" (int $values.gateway.drainSeconds) -}}
+{{- $any := include "appliance.anyAddress" . -}}
+{{- $api := dict "host" $any "port" 8080 "admin_host" $any "admin_port" 8081 "drain_seconds" (int $values.gateway.drainSeconds) -}}
 {{- $data := dict "directory" "/var/lib/appliance" -}}
 {{- if $values.keys.controlToken.existingSecret -}}
 {{- $_ := set $data "control_token_file" "/etc/appliance/control-token/token" -}}

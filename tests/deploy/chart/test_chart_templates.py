@@ -447,3 +447,40 @@ def test_every_template_makes_something_in_these_tests():
         str(path.relative_to(CHART / "templates")) for path in Path(CHART / "templates").rglob("*.yaml")
     }
     assert templates - made == {"preflight.yaml"}
+
+
+def test_each_port_of_a_gateway_is_open_to_those_it_is_for():
+    """Clients reach the API, Prometheus and administrators the admin listener; by default nobody does."""
+    clients, scraper, admins = ({"podSelector": {"matchLabels": {"app": name}}} for name in "cpa")
+    chosen = {"gateway": {"clients": [clients], "admins": [admins]}, "metrics": {"from": [scraper]}}
+    for values, expected in (
+        ({}, {8080: [{"podSelector": {}}]}),
+        ({"networkPolicy": chosen}, {8080: [clients], 8081: [scraper, admins]}),
+    ):
+        rules = render(site(values)).one("NetworkPolicy", "gateway")["spec"]["ingress"]
+        assert {rule["ports"][0]["port"]: rule["from"] for rule in rules} == expected
+        assert all(len(rule["ports"]) == 1 for rule in rules)
+
+
+def test_the_admin_listener_is_never_published_outside():
+    """Whatever the Service of the API is: its own has no node port, and no ingress or route leads to it."""
+    exposed = {
+        "service": {"type": "LoadBalancer"},
+        "tls": {"existingSecret": "tls"},
+        "ingress": {"enabled": True, "host": "llm.bank", "tlsSecret": "tls"},
+        "route": {"enabled": True},
+    }
+    rendered = render(site(OUTSIDE, {"gateway": exposed}), api_versions=[MONITORING])
+    services = rendered.kind("Service")
+    api, admin = (services[f"appliance-{name}"]["spec"] for name in ("gateway", "gateway-admin"))
+    assert (api["type"], [port["targetPort"] for port in api["ports"]]) == ("LoadBalancer", ["api"])
+    assert (admin["type"], [port["targetPort"] for port in admin["ports"]]) == ("ClusterIP", ["admin"])
+    ways = [json.dumps(rendered.kind(kind)) for kind in ("Ingress", "Route")]
+    assert not any("admin" in way or "8081" in way for way in ways)
+    gateway = container(rendered.one("StatefulSet", "gateway"))
+    probes = ("startupProbe", "readinessProbe", "livenessProbe")
+    assert {gateway[probe]["httpGet"]["port"] for probe in probes} == {"admin"}
+    monitor = rendered.one("ServiceMonitor", "gateway")["spec"]
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ["admin"]
+    labels = services["appliance-gateway-admin"]["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
