@@ -235,6 +235,8 @@ class DurableLog:
             except AuditError as error:
                 self._in_flight.forget(entry)
                 entry.give_up(error)
+        if self._spooler.start is None:
+            self._is_spooling.clear()
         self._logger.info("audit_spooling_ended", count=total)
 
     async def _spool_when_slow(self) -> None:

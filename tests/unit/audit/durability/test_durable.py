@@ -218,6 +218,27 @@ async def test_spooled_entries_survive_a_restart(bench):
     assert bench.verdict().exit_code is verify.ExitCode.VALID
 
 
+async def test_a_gateway_that_drained_a_spool_at_its_start_runs_on(bench):
+    """And spools again in the next outage."""
+    async with bench.open() as guarded:
+        bench.store.state = "full"
+        await begin(guarded.sink, "cut")
+    bench.store.state = "up"
+    async with bench.open() as guarded:
+        running = asyncio.create_task(guarded.run())
+        for _ in range(2):
+            # Many retries of the drain later.
+            for _ in range(200):
+                await guarded.sink.append(READ, **READING)
+            assert not running.done(), running.exception()
+            bench.store.state = "full"
+            await guarded.sink.append(READ, **READING)
+            bench.store.state = "up"
+            await _back(guarded)
+        running.cancel()
+    assert len(bench.events("audit_spooling_ended")) == 3
+
+
 @pytest.mark.parametrize("mode", ["spool", "strict"])
 async def test_drained_spool_that_is_restored_changes_nothing(bench, mode):
     """A crash between the last commit and the removal: nothing is recorded twice, in any mode."""
