@@ -227,16 +227,15 @@ class DurableLog:
         total = await self._drain.drain(self._spooler.start.size)
         # From here on nothing is awaited: no entry can come between the last step and the change.
         self._losses.doubtful.clear()
+        waiting = self._spooler.end()
         self._is_spooling.clear()
-        for entry in self._spooler.end():
+        for entry in waiting:
             self._in_flight.add(entry)
             try:
                 self._log.readmit(entry)
             except AuditError as error:
                 self._in_flight.forget(entry)
                 entry.give_up(error)
-        if self._spooler.start is None:
-            self._is_spooling.clear()
         self._logger.info("audit_spooling_ended", count=total)
 
     async def _spool_when_slow(self) -> None:
