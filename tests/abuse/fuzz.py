@@ -52,7 +52,7 @@ READERS = (
     "control",
     "audit/content",
 )
-RELAYED = ("serving/dialects", "serving/target_only.py", "gateway/call.py", "tenancy/limits")
+RELAYED = ("serving/dialects", "serving/target_only.py", "gateway/body.py", "tenancy/limits")
 INTERNAL = re.compile(rb'"code": ?"internal_error"')
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 CONNECTIONS = 16
