@@ -152,14 +152,15 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
 
 
 def _fit(settings: ApiSettings, logger: Logger, *, is_plain: bool) -> ApiSettings:
-    """Limit connections to those that fit, so that a descriptor is left for the admin listener; warn."""
+    """Warn, and limit connections so that descriptors are left for the admin listener, if all are idle."""
     for host in dict.fromkeys((settings.host, settings.admin_host)):
         if is_plain and not is_loopback(host):
             logger.warning("plain_http", host=host, detail="keys cross the network in clear")
     fitting = max(1, allow_open_files(settings))
     if fitting < settings.max_connections:
         logger.warning("open_files_limited", count=fitting, detail="raise the limit (ulimit -n)")
-    return settings.model_copy(update={"max_connections": fitting})
+    # An idle connection takes one descriptor, a request in flight two.
+    return settings.model_copy(update={"max_connections": min(settings.max_connections, 2 * fitting)})
 
 
 def _plan_worker(

@@ -1,10 +1,13 @@
 """The server's use of addresses and open files."""
 
+import io
 import resource
 
 import pytest
+import structlog
 
 from appliance.api.http.server import OTHER_FILES, allow_open_files, is_loopback
+from appliance.app.run import _fit
 from appliance.infra.settings import ApiSettings
 
 
@@ -16,6 +19,16 @@ from appliance.infra.settings import ApiSettings
 def test_loopback_addresses_are_recognised(host, local):
     """The wildcard address is not one of them."""
     assert is_loopback(host) is local
+
+
+def test_connections_leave_open_files_for_the_admin_listener(monkeypatch):
+    """A machine that allows few open files has a lower limit of connections."""
+    logger = structlog.wrap_logger(structlog.PrintLogger(io.StringIO()))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_limits: None)
+    for limit, expected in ((4096, 4096 - OTHER_FILES), (1_000_000, 5000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind, limit=limit: (limit, limit))
+        fitted = _fit(ApiSettings(max_connections=5000), logger, is_plain=True)
+        assert fitted.max_connections == expected
 
 
 @pytest.mark.parametrize(
