@@ -371,7 +371,8 @@ async def _running(
             )
         )
         stack.callback(store.release)
-        counts = await stack.enter_async_context(SpeculationClient.open(token=CONTROL_TOKEN))
+        worker_tls = WorkerTls(routing)
+        counts = await stack.enter_async_context(SpeculationClient.open(token=CONTROL_TOKEN, tls=worker_tls))
         content = await stack.enter_async_context(
             open_content(
                 database=f"sqlite:///{directory / 'audit.db'}",
@@ -383,7 +384,6 @@ async def _running(
             )
         )
         observe_audit(metrics, audit.state)
-        worker_tls = WorkerTls(routing)
         client = await stack.enter_async_context(
             WorkerClient.open(token=CONTROL_TOKEN, tls=worker_tls, connect_seconds=2.0)
         )

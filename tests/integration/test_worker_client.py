@@ -69,7 +69,7 @@ async def _asking(*connections):
     ) as client:
 
         async def ask():
-            async with client.forward(worker, "/v1/completions", b"body", {}, 5.0) as answer:
+            async with client.forward(worker, "/v1/completions", [b"body"], {}, 5.0) as answer:
                 return answer.status, await answer.read(5.0)
 
         yield ask, scripted
@@ -127,7 +127,7 @@ async def test_a_count_that_cannot_be_read_is_none(status, text):
     await site.start()
     host, port = runner.addresses[0]
     worker = Worker(worker_id=WorkerId("w"), url=f"http://{host}:{port}")
-    async with SpeculationClient.open(token="the token") as client:
+    async with SpeculationClient.open(token="the token", tls=WorkerTls(PoolSettings())) as client:
         assert await client.usage(worker, "one") is None
         await runner.cleanup()
         assert await client.usage(worker, "one") is None

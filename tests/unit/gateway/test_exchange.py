@@ -25,7 +25,6 @@ from appliance.serving.target_only import ForbiddenBy
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.tenancy import Caller, SpeculationPolicy, Tenant, make_key
-from appliance.tenancy.limits.estimate import estimate_tokens
 
 _, KEY = make_key(random.Random(5).randbytes(37))
 CALLER = Caller(tenant=Tenant(name="acme"), key=KEY)
@@ -238,7 +237,7 @@ def test_without_usage_the_body_and_the_pieces_sent_are_the_estimate():
     record = exchange()
     record.gaps.observe(3, 101.0)
     record.gaps.observe(4, 102.0)
-    prompt = estimate_tokens(record.call.text, record.call.members, guess=0).prompt
+    prompt = record.call.parsed.size.prompt
     assert prompt > 0
     assert record.final_usage == Usage(prompt_tokens=prompt, completion_tokens=7, estimated=True)
     assert record.charged_tokens == prompt + 7

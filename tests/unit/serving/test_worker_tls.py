@@ -49,7 +49,7 @@ async def exchange(worker: Worker, tls: WorkerTls) -> int:
         SpeculationClient.open(token=CONTROL_TOKEN, tls=tls) as speculation,
         RestartClient.open(token=CONTROL_TOKEN, tls=tls) as restarts,
     ):
-        async with client.forward(worker, CHAT, json.dumps(chat()).encode(), {}, 5.0) as answer:
+        async with client.forward(worker, CHAT, [json.dumps(chat()).encode()], {}, 5.0) as answer:
             status = answer.status
             await answer.read(5.0)
         assert [model.name for model in await client.models(worker, 5.0)] == [MODEL]
@@ -90,7 +90,7 @@ async def test_a_stranger_is_refused_before_the_token_is_sent(tmp_path, who):
             RestartClient.open(token=CONTROL_TOKEN, tls=tls) as restarts,
         ):
             with pytest.raises(WorkerFailedError):
-                async with client.forward(worker, CHAT, json.dumps(chat()).encode(), {}, 5.0):
+                async with client.forward(worker, CHAT, [json.dumps(chat()).encode()], {}, 5.0):
                     pass
             with pytest.raises(WorkerFailedError):
                 await client.models(worker, 5.0)
