@@ -18,7 +18,7 @@ from appliance.errors import InvalidRequestError
 from appliance.gateway.batch.lines import find_request
 from appliance.gateway.body import BodyTerms, read_body
 
-NICE = 5
+NICE = 10
 """Lower priority than the gateway's event loop, which serves everybody."""
 
 
