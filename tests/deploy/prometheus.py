@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -75,19 +76,27 @@ def hurried_rules(directory: Path) -> Path:
 
 
 @contextmanager
-def prometheus(directory: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
+def prometheus(
+    directory: Path, targets: Mapping[str, str], *, tokens: Mapping[str, Path] = MappingProxyType({})
+) -> Iterator[Prometheus]:
     """
     Run one.
 
     Args:
         directory: an empty one, for its files.
         targets: host and port to read from, by job.
+        tokens: files with the token of a job that needs one.
     """
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(hurried_rules(directory / "rules") / "*.yaml")],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()
+            {
+                "job_name": job,
+                "static_configs": [{"targets": [target]}],
+                **({"authorization": {"credentials_file": str(tokens[job])}} if job in tokens else {}),
+            }
+            for job, target in targets.items()
         ],
     }
     file = directory / "prometheus.yaml"

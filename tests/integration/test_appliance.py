@@ -326,12 +326,13 @@ def test_client_that_leaves_is_charged_what_the_worker_generated_for_it(applianc
     For a stream that is at least the text that the client has received.
     """
     status = json.loads(
-        fetch(appliance.url + "/admin/v1/status", (appliance.data / "admin.key").read_text().strip())
+        fetch(appliance.admin_url + "/admin/v1/status", (appliance.data / "admin.key").read_text().strip())
     )
     metrics = status["workers"][0]["url"] + "/metrics"
+    token = (appliance.data / "control.token").read_text().strip()
 
     def counted(kind: str) -> float:
-        return sample(fetch(metrics), f"vllm:{kind}_tokens_total")
+        return sample(fetch(metrics, token), f"vllm:{kind}_tokens_total")
 
     path, body = CUT_OFF[route]
     before, ended = (counted("prompt"), counted("generation")), len(outcomes(appliance.data))
@@ -352,7 +353,9 @@ def test_client_that_leaves_is_charged_what_the_worker_generated_for_it(applianc
     assert (outcome["outcome"], outcome["route"]) == ("client_gone", path)
     assert not outcome["tokens_estimated"]
     assert outcome["completion_tokens"] >= len(Tokenizer.from_file(str(TOKENIZER)).encode(received).ids)
-    wait_until(lambda: sample(fetch(metrics), "vllm:num_requests_running") == 0, seconds=60, pause=0.05)
+    wait_until(
+        lambda: sample(fetch(metrics, token), "vllm:num_requests_running") == 0, seconds=60, pause=0.05
+    )
     # The worker computes a prompt once for each of its answers.
     prompt = (counted("prompt") - before[0]) / body.get("n", 1)
     generated = counted("generation") - before[1]

@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import evaluate as command
-from appliance.drafts.evaluation import runner
+from appliance.drafts.evaluation import evaluating, runner
 from appliance.drafts.evaluation.arms import Arm, Served, choose_prompts
 from appliance.drafts.evaluation.evaluating import (
     Comparison,
@@ -233,6 +233,8 @@ async def shared():
     shared, before = SharedWorkers(), psutil.Process().children(recursive=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "run_worker", shared.lend)
+        # The token that the kept workers were started with.
+        patch.setattr(evaluating, "secrets", SimpleNamespace(token_hex=lambda _count: "0" * 64))
         yield shared
     await shared.close()
     left = [each for each in psutil.Process().children(recursive=True) if each not in before]

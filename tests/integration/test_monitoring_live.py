@@ -57,8 +57,9 @@ def story(controlled: ApplianceProcess, tmp_path_factory: pytest.TempPathFactory
     """Make the draft of the running appliance collapse and recover."""
     worker = Admin(controlled).ask("status")["workers"][0]["url"]
     targets = {"gateway": urlsplit(controlled.admin_url).netloc, "worker": urlsplit(worker).netloc}
+    tokens = {"worker": controlled.data / "control.token"}
     with (
-        prometheus(tmp_path_factory.mktemp("prometheus"), targets) as server,
+        prometheus(tmp_path_factory.mktemp("prometheus"), targets, tokens=tokens) as server,
         Traffic(controlled, clients=2, prompt=code()).running() as traffic,
     ):
         yield told(server, traffic)

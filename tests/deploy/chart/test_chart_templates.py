@@ -56,7 +56,8 @@ def test_batch_files_of_a_gateway_go_to_the_claim_that_is_named():
     alone = render(site())
     assert "batch" not in settings(alone, "gateway")
     assert "files" not in volumes(template(alone.one("StatefulSet")))
-    several = settings(render(site(SEVERAL, claim)), "gateway")
+    shared = {"gateway": {"sharedFiles": {"existingClaim": "shared"}}}
+    several = settings(render(site(SEVERAL, claim, shared)), "gateway")
     assert several["batch"]["directory"] == "/var/lib/appliance-shared/files"
 
 
