@@ -1,7 +1,8 @@
 """
-Measure every attack with 2, 10 and 50 connections in one run, and write the report.
+Measure every attack with 2, 10 and 50 connections in one run, or all at once, and write the report.
 
     python -m benchmarks.abuse
+    python -m benchmarks.abuse --all-at-once 10
 """
 
 import argparse
@@ -16,6 +17,7 @@ import uvloop
 
 from benchmarks.abuse.attacker import ATTACKS
 from benchmarks.abuse.latency import ALLOWED_MS, CLIENTS, ROOT, Beside, measure, site
+from benchmarks.abuse.memory import BOUND_MIB, CONNECTIONS, Endured, endure
 from benchmarks.audit.figures import markdown
 from benchmarks.speculation.provenance import Provenance, provenance_of
 
@@ -40,6 +42,11 @@ def main() -> None:
     provenance = provenance_of(command, model="", draft="")
     found: list[Beside] = []
     load_before = load()
+    if options.all_at_once:
+        with site(options.against) as at:
+            endured = uvloop.run(endure(at, 60 * options.all_at_once))
+        write_endured(options.out, options.name or f"abuse-memory-{provenance.commit}", provenance, endured)
+        sys.exit(0 if endured.holds else 1)
     with site(options.against) as at:
         for attack in options.attacks:
             for connections in options.connections:
@@ -54,6 +61,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--attacks", nargs="*", choices=ATTACKS, default=ATTACKS)
     add("--connections", type=int, nargs="*", default=[2, 10, 50], help="of the attacker")
     add("--seconds", type=float, default=5.0, help="of each measurement, alone and beside (default 5)")
+    add("--all-at-once", type=float, metavar="MINUTES", help="every attack together; measures memory")
     add("--against", type=Path, default=ROOT, help="checkout of another commit of this project")
     add("--out", type=Path, default=RESULTS, help="where results are written")
     add("--name", default="", help="of the results; default: abuse and the commit")
@@ -100,6 +108,29 @@ is CPU time: it does not depend on what else the machine does. Load average befo
     (out / f"{name}.md").write_text(text, encoding="utf-8")
     content = {"provenance": asdict(provenance), "found": [asdict(line) for line in found]}
     (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write_endured(out: Path, name: str, provenance: Provenance, endured: Endured) -> None:
+    step = max(1, len(endured.samples_mib) // 20)
+    rows = [
+        [attack, ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items())) or "none yet"]
+        for attack, statuses in endured.statuses.items()
+    ]
+    text = f"""# Memory while every attack runs at once
+
+{provenance.hardware}; commit {provenance.source}; {provenance.date};
+`{provenance.command}`
+
+Every attack of `python -m benchmarks.abuse` at the same time for {endured.seconds / 60:g} minutes,
+{CONNECTIONS} connections each. Memory is that of the gateway and its parser processes together.
+
+- Bound: {BOUND_MIB} MiB. Peak: {endured.peak_mib:.0f} MiB{"" if endured.holds else " (missed)"}
+- In order, MiB: {", ".join(f"{sample:.0f}" for sample in endured.samples_mib[::step])}
+- Slowest answer of `/healthz`, asked once a second: {endured.health_ms:.0f} ms
+
+{markdown(("attack", "answers to the attacker"), rows)}"""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
