@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients deploy-tools client-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients promises deploy-tools client-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 ##@ Check it
 
 # A stage that fails hides no other: all run, then the verdict.  `tools` comes first, since the rest needs it.
-STAGES := tools lint+types+imports unit parts alone clients tour
+STAGES := tools lint+types+imports unit parts alone clients tour promises
 
 test: ## Everything CI runs, and how long each stage took
 	@$(PYTHON) tests/stages.py $(STAGES)
@@ -88,6 +88,9 @@ alone: setup-dev ## What is promised in seconds, on a quiet machine
 
 clients: client-tools ## Unmodified clients against a real worker, each in an environment of its own
 	@$(PYTEST) tests/clients
+
+promises: setup-dev ## Whether every test that docs/promises.yaml names has passed; the end of `make test`
+	@$(BIN)/python -m docs.promises "$$TESTS_PASSED"
 
 deploy-tools: setup-dev
 	@sh tests/deploy/install.sh $(PYTHON) $(BIN)/pip .deploy

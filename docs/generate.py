@@ -31,6 +31,7 @@ from docs.audit_format import audit_format_page, json_schema_page
 from docs.chart import packaged_files, values_page, values_schema
 from docs.offline_env import grafana_file, worker_file
 from docs.openapi import openapi_document
+from docs.promises import promises_page
 from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page
 
@@ -155,6 +156,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "openapi.json": openapi_page,
     "draft-lint.md": lint_page,
     "audit-format.md": audit_format_page,
+    "../explanation/promises.md": partial(promises_page, NOTE),
     "../explanation/audit-attacks.md": attacks_page,
     "audit-format.schema.json": json_schema_page,
     "preflight.schema.json": preflight_schema,

@@ -4,8 +4,10 @@ Conditions of every test: no egress, loopback up, a time limit, no silent skip, 
 
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,6 +18,8 @@ from tests.wall import raise_loopback, stay_here
 HEAVY_SECONDS = 900
 """Time limit of a test that starts a model server or builds an image."""
 SEED_OPTION = "hypothesis_seed"
+PASSED = "TESTS_PASSED"
+"""Variable with the directory where `make test` collects the names of tests that passed (`docs.promises`)."""
 
 # A busy machine is slow, not wrong; the time limit of the test remains.
 hypothesis.settings.register_profile("appliance", deadline=None, max_examples=40)
@@ -56,6 +60,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             2 - bool(item.get_closest_marker("worker")) - 2 * bool(item.get_closest_marker("engine"))
         )
     )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Runs in each process of pytest-xdist, and then in the one that distributes the tests."""
+    directory = os.environ.get(PASSED)
+    if directory and report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with (Path(directory) / f"{os.getpid()}").open("a", encoding="utf-8") as file:
+            # Without parameters, and without the group that `--dist loadgroup` adds.
+            file.write(re.split(r"[\[@]", report.nodeid)[0] + "\n")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,6 +13,7 @@ from appliance.audit.entry_types import EntryType
 from appliance.cli import cli
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings
 from docs.generate import PAGES, PAGES_AT
+from docs.promises import load_promises, not_passed, plain
 
 ROOT = Path(__file__).parents[1]
 PROSE = [
@@ -157,3 +158,37 @@ def test_no_file_has_an_absolute_path_of_a_developers_machine():
     for path in ROOT.rglob("*"):
         if path.is_file() and not any(part.startswith((".", "__")) for part in path.relative_to(ROOT).parts):
             assert not homes.search(path.read_bytes()), path
+
+
+PROMISES = load_promises()
+
+
+@pytest.mark.parametrize("page", PROMISES)
+def test_every_promise_stands_on_its_page(page):
+    """A sentence that changes takes its entry in `docs/promises.yaml` along."""
+    text = plain((ROOT / page).read_text(encoding="utf-8"))
+    assert [promise.text for promise in PROMISES[page] if promise.text not in text] == []
+
+
+def test_every_promise_names_tests_that_exist():
+    named = {test for promises in PROMISES.values() for promise in promises for test in promise.tests}
+    missing = []
+    for path, _, name in (test.partition("::") for test in sorted(named)):
+        text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).exists() else ""
+        if not re.search(rf"^ *(?:async )?def {name.rpartition('::')[2]}\(", text, re.MULTILINE):
+            missing.append(f"{path}::{name}")
+    assert missing == []
+    assert all(promise.tests for promises in PROMISES.values() for promise in promises)
+
+
+def test_every_page_that_promises_something_is_on_the_list():
+    pages = {"README.md", "SECURITY.md"}
+    pages |= {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "explanation").glob("*.md")}
+    generated = {f"docs/explanation/{Path(name).name}" for name in PAGES if "explanation" in name}
+    assert set(PROMISES) == pages - generated
+
+
+def test_a_promise_whose_test_did_not_pass_is_reported(tmp_path):
+    named = sorted({test for promises in PROMISES.values() for promise in promises for test in promise.tests})
+    (tmp_path / "1").write_text("\n".join(named[1:]), encoding="utf-8")
+    assert not_passed(tmp_path) == named[:1]

@@ -9,11 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
+from appliance.audit.store import SqlAuditStore
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.supervise import Supervisor
 from appliance.sovereignty.file_wall import plan_file_wall
@@ -264,6 +268,10 @@ async def test_a_gateway_inside_its_wall_reaches_its_peers_and_no_new_port(tmp_p
             finally:
                 assert await asyncio.to_thread(process.stop) == 0, "".join(process.output)
                 process.process.stdout.close()
+        with closing(SqlAuditStore(database)) as store:
+            entries = [decode(leaf.leaf) for leaf in store.leaves(0, 100)]
+        started = next(entry for entry in entries if entry.type is EntryType.AUDIT_STARTED)
+        assert started.fields["wall"] == f"TCP connections only to ports {doors}"
 
 
 @pytest.mark.parametrize("is_walled", [True, False])

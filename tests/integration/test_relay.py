@@ -429,6 +429,13 @@ async def test_worker_without_a_response_head_times_out(serve, stream):
     await until(lambda: running.worker.aborted, 1)
 
 
+async def test_a_request_is_not_retried_if_its_worker_is_silent(serve):
+    """It may still be computing."""
+    running = await serve(FakeWorker(head_seconds=30), FakeWorker(), silence_seconds=0.3)
+    assert (await running.post(chat())).status == 504
+    assert [len(worker.bodies) for worker in running.workers] == [1, 0]
+
+
 async def test_a_stream_that_falls_silent_ends_with_a_timeout(serve):
     """The head was sent, so the last frame has the error; the worker is stopped."""
     running = await serve(FakeWorker(pause_seconds=30), silence_seconds=0.3, keep_alive_seconds=0.1)

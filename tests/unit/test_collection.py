@@ -1,11 +1,14 @@
 """No test is left out of the run without notice, and tests of one group share a process."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.conftest import PASSED
 
 TESTS = Path(__file__).parent.parent
 INDENTED_TEST = re.compile(r"^ +(?:async )?def test_", re.MULTILINE)
@@ -58,3 +61,33 @@ def test_tests_of_one_group_run_in_one_process(tmp_path):
     processes = (tmp_path / "processes").read_text().split()
     assert len(processes) == 6
     assert len(set(processes)) == 1
+
+
+RECORDED = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_passes(number):
+    pass
+
+def test_without_parameters():
+    pass
+
+def test_fails():
+    assert False
+"""
+
+
+def test_the_names_of_passed_tests_are_recorded_once(tmp_path):
+    """In the process that distributes the tests, whose reports are of all; without the name of a group."""
+    passed, suite = tmp_path / "passed", tmp_path / "suite"
+    passed.mkdir(), suite.mkdir()
+    (suite / "test_recorded.py").write_text(RECORDED)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.conftest", "-n", "2"]
+    command += ["--dist", "loadgroup"]
+    environment = {**os.environ, PASSED: str(passed), "PYTHONPATH": str(TESTS.parent)}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    subprocess.run(command, cwd=suite, check=False, capture_output=True, timeout=60, env=environment)
+    names = [line for file in passed.iterdir() for line in file.read_text().splitlines()]
+    passes = ["test_recorded.py::test_passes"] * 3
+    assert sorted(names) == [*passes, "test_recorded.py::test_without_parameters"]

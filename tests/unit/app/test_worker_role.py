@@ -114,6 +114,14 @@ def test_a_worker_can_open_its_own_tokens_and_certificate_in_the_data_directory(
     assert {*files.values(), tmp_path / "data" / "control.token"} <= role._wall.shown
 
 
+def test_a_worker_opens_nothing_else_in_the_data_directory(plan, tmp_path):
+    """The control token, registered drafts, and its directory of restart requests."""
+    role, _, _ = plan()
+    data = tmp_path / "data"
+    shown = {path.relative_to(data).as_posix() for path in role._wall.shown if path.is_relative_to(data)}
+    assert shown == {"control.token", "drafts/revisions", "worker"}
+
+
 @pytest.mark.parametrize("task", ["embed", "score"])
 def test_a_worker_that_does_not_generate_is_planned_without_draft(plan, tmp_path, task):
     """The settings' draft is not read: it may be for another model."""

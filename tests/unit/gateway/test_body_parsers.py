@@ -115,6 +115,17 @@ async def test_the_event_loop_runs_while_a_large_body_is_read(parsers):
     assert turns > 10
 
 
+async def test_processes_have_lower_priority_than_the_gateway_and_are_two_at_most():
+    with closing(BodyParsers()) as parsers:
+        body = b'{"model":"demo","messages":[]}' + SPACE
+        await asyncio.gather(
+            *(parsers.parse(body, replace(TERMS, tenant=f"tenant-{number}")) for number in range(6))
+        )
+        niceness = [os.getpriority(os.PRIO_PROCESS, each._process.pid) for each in parsers._idle]
+    assert 1 <= len(niceness) <= 2
+    assert min(niceness) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
 async def test_a_process_that_is_killed_costs_one_request(monkeypatch):
     """Its client is asked to try again, and the next body starts another process."""
     with closing(BodyParsers()) as parsers:

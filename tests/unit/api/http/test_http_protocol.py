@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from appliance.api.http.protocol import (
     BODY_BYTES_PER_SECOND,
+    CROWDED_IDLE_SECONDS,
     LINGER_BYTES,
     LINGER_SECONDS,
     MAX_PIPELINED,
@@ -275,6 +276,24 @@ async def test_a_connection_without_a_request_is_closed(connections):
     assert wire.ended is None
     connection.check(later(SETTINGS.idle_seconds + 1))
     assert wire.ended == "closed"
+
+
+async def test_at_the_limit_idle_connections_are_closed_sooner(connections):
+    """Those with a request in flight are served, and below the limit nothing is closed so soon."""
+    connections.app.waits.clear()
+    opened = [connections.open() for _ in range(SETTINGS.max_connections - 1)]
+    _, (busy, busy_wire), _ = opened
+    busy.data_received(GET)
+    for connection, _ in opened:
+        connection.check(later(CROWDED_IDLE_SECONDS + 1))
+    assert [wire.ended for _, wire in opened] == [None] * len(opened)
+    connections.open()
+    for connection, _ in opened:
+        connection.check(later(CROWDED_IDLE_SECONDS + 1))
+    assert [wire.ended for _, wire in opened] == ["closed", None, "closed"]
+    connections.app.waits.set()
+    await settle()
+    assert busy_wire.status == 200
 
 
 async def test_a_client_that_does_not_read_is_aborted(connections):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64decode
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -170,6 +171,22 @@ async def test_a_growing_log_is_cosigned_round_after_round(log, kept, make_witne
         300,
     )
     assert task.level.time == statement.time
+
+
+async def test_a_witness_is_shown_no_entry(log, make_witness, witnessing):
+    """Only name, sizes and hashes, of 32 bytes each."""
+    log.text = "unmistakable"
+    task, courier = witnessing([make_witness("w.test/1")])
+    for count in (5, 7):
+        log.grow(count)
+        await task.round()
+    for (_, text), sizes in zip(courier.asked, ((0, 5), (5, 12)), strict=True):
+        proof, _, note = text.partition("\n\n")
+        old, *hashes = proof.splitlines()
+        origin, size, root = note.partition("\n\n")[0].splitlines()
+        assert (old, origin, size) == (f"old {sizes[0]}", log.signer.name, str(sizes[1]))
+        assert {len(b64decode(each, validate=True)) for each in (*hashes, root)} == {32}
+        assert log.text not in text
 
 
 async def test_log_without_a_checkpoint_asks_no_witness(sql_store, make_witness, witnessing):
