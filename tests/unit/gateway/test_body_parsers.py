@@ -15,7 +15,7 @@ from appliance.errors import AtCapacityError, InvalidRequestError
 from appliance.gateway import body_parsers
 from appliance.gateway.batch.lines import parse_line
 from appliance.gateway.body import BodyTerms, read_body
-from appliance.gateway.body_parsers import SMALL_BYTES, BodyParsers, TenantTurns
+from appliance.gateway.body_parsers import LARGE_BODIES, SMALL_BYTES, BodyParsers, TenantTurns
 from appliance.serving.dialects.routes import ROUTES
 from appliance.tenancy import Permission
 from tests.fakes import until
@@ -163,6 +163,20 @@ async def test_tenants_take_turns_however_many_bodies_one_of_them_sends():
     assert order[:1] == ["flood"]
     assert set(order[1:5]) == {"flood", "b", "c"}
     assert order.count("flood") == 10
+
+
+async def test_large_bodies_of_one_tenant_are_received_a_few_at_once(parsers):
+    """Further ones wait until one has been read; small ones and other tenants do not."""
+    received = [parsers.reading("acme") for _ in range(LARGE_BODIES)]
+    for each in received:
+        await each.go_on(SMALL_BYTES + 1)
+    waiting = asyncio.ensure_future(parsers.reading("acme").go_on(SMALL_BYTES + 1))
+    await parsers.reading("acme").go_on(SMALL_BYTES)
+    await parsers.reading("other").go_on(SMALL_BYTES + 1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    received[0].end()
+    await waiting
 
 
 async def test_a_turn_is_not_lost_when_its_client_leaves():

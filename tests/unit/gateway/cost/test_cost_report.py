@@ -181,6 +181,18 @@ def test_unmeasured_energy_is_noted():
     assert not [note for note in known.notes if "Energy" in note]
 
 
+def test_estimated_time_and_claims_beyond_the_measured_time_are_noted():
+    """Engine time that was not measured, and gateways that together claim more than was."""
+    measured = report([share("red", HOUR_US // 2)], [hour(busy=HOUR_US // 2)])
+    assert not [note for note in measured.notes if "engine time" in note]
+    made = report([share("red", HOUR_US)], [hour(busy=HOUR_US // 2, estimated_us=HOUR_US // 2)])
+    assert made.workers[0].estimated_seconds == 1800
+    assert made.unattributed.seconds == -1800
+    estimated, claimed = (note for note in made.notes if "engine time" in note)
+    assert "the time with a request in flight was used instead" in estimated
+    assert "claimed more engine time than was measured" in claimed
+
+
 def test_formulas():
     assert capital_per_hour(CostSettings(worker_price=35_064, depreciation_years=4)) == pytest.approx(1.0)
     assert capital_per_hour(CostSettings()) is None
