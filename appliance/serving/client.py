@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from appliance.errors import WorkerFailedError, WorkerTimeoutError, WorkerUnreachableError
+from appliance.infra.read_turns import ReadTurns
 from appliance.serving.connection import Piece, WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
@@ -107,6 +108,7 @@ class WorkerClient:
         self._authorization = {"Authorization": f"Bearer {token}"}
         self._tls = tls
         self._connect_seconds = connect_seconds
+        self._turns = ReadTurns()
         # Idle connections by URL, most recently used last.
         self._idle: dict[str, list[WorkerConnection]] = {}
 
@@ -191,7 +193,7 @@ class WorkerClient:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    *(WorkerConnection, address.host, address.port),
+                    *(lambda: WorkerConnection(self._turns), address.host, address.port),
                     ssl=self._tls.context if is_tls else None,
                     server_hostname=address.tls_name,
                 )

@@ -5,7 +5,8 @@ The parser is llhttp's, by `httptools`, which uvicorn uses at the other end.  A 
 than everything else that the gateway does for a request; what it adds (redirects, cookies, proxies,
 compression) must not happen here anyway.
 
-Back-pressure: beyond `MAX_UNREAD_BYTES` that the client has not taken, the socket is not read.
+Back-pressure: beyond `MAX_UNREAD_BYTES` that the client has not taken, the socket is not read.  It is read
+again in its turn, once they are taken: many full sockets would fill a turn of the event loop.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ from typing import cast
 import httptools
 
 from appliance.errors import WorkerFailedError
+from appliance.infra.read_turns import ReadTurns
 
-MAX_UNREAD_BYTES = 2**18
+MAX_UNREAD_BYTES = 2**16
 MAX_HEAD_BYTES = 2**16
 JOINED_BYTES = 2**16
 """Up to here joining a request is cheaper than sending its pieces."""
@@ -25,7 +27,9 @@ _INFORMATIONAL = 200
 
 
 class WorkerConnection(asyncio.Protocol):
-    def __init__(self) -> None:
+    def __init__(self, turns: ReadTurns) -> None:
+        self._turns = turns
+        self._is_paused = self._is_listed = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -40,7 +44,7 @@ class WorkerConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._unread = self._head_bytes = 0
-        self._has_head = self._has_length = self._is_paused = self._keeps_alive = False
+        self._has_head = self._has_length = self._keeps_alive = False
         self.status = 0
         self.content_type = ""
         self.is_complete = False
@@ -74,11 +78,10 @@ class WorkerConnection(asyncio.Protocol):
         """
         while not self._parts and not self.is_complete:
             self._refuse_if_lost("broke off")
+            if self._is_paused:
+                self._read_on()
             await self._wait(seconds)
         parts, self._parts, self._unread = self._parts, [], 0
-        if self._is_paused and self._transport is not None:
-            self._is_paused = False
-            self._transport.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def finish(self) -> bool:
@@ -87,10 +90,23 @@ class WorkerConnection(asyncio.Protocol):
         if reusable:
             self._is_busy = False
             self.idle_since = self._loop.time()
+            if self._is_paused:
+                self._read_on()
         else:
             # Closed rather than read to its end: that is what makes a worker abort the request.
             self.abort()
         return reusable
+
+    def _read_on(self) -> None:
+        if not self._is_listed:
+            self._is_listed = True
+            self._turns.add(self._resume_in_turn)
+
+    def _resume_in_turn(self) -> None:
+        self._is_listed = False
+        if self._is_paused and self._lost is None and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
 
     def abort(self) -> None:
         self._lost = self._lost or "closed"

@@ -9,11 +9,9 @@ A refusal here is answered in the shape of every other error, and the connection
 had time to read it.
 """
 
-import asyncio
 import re
 from array import array
 from asyncio import Transport
-from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from fcntl import ioctl
@@ -35,6 +33,7 @@ from appliance.errors import (
     RequestTooSlowError,
     TooManyConnectionsError,
 )
+from appliance.infra.read_turns import ReadTurns
 from appliance.infra.settings import ApiSettings
 from appliance.tenancy.identity.certificates import EXTENSION, read_certificate
 
@@ -51,8 +50,6 @@ LINGER_SECONDS = 2.0
 """Time for a refused client to read the error, and for an idle one to end TLS."""
 LINGER_BYTES = 2**20
 """Bytes that are read and dropped meanwhile."""
-READS_PER_TURN = 1
-"""Connections with large bodies read from in one turn of the event loop, after which others are served."""
 LARGE_DROP_BYTES = 2**16
 DROP_PAUSE_SECONDS = 0.05
 """After each read of a larger body whose request is answered already: nothing waits for what is dropped."""
@@ -77,24 +74,6 @@ class Phase(Enum):
     BODY = auto()
 
 
-class ReadTurns:
-    """Lets a few connections at a time read on, so that many large bodies do not fill a turn of the loop."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[PacedFlow] = deque()
-
-    def add(self, flow: "PacedFlow") -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
-        self._waiting.append(flow)
-
-    def _next(self) -> None:
-        for _ in range(min(len(self._waiting), READS_PER_TURN)):
-            self._waiting.popleft().resume_in_turn()
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
-
-
 class PacedFlow(FlowControl):
     """uvicorn's flow control, of which a connection that paused reads on in its turn."""
 
@@ -113,9 +92,9 @@ class PacedFlow(FlowControl):
         self._waits = True
         if not self._is_listed:
             self._is_listed = True
-            self._turns.add(self)
+            self._turns.add(self._resume_in_turn)
 
-    def resume_in_turn(self) -> None:
+    def _resume_in_turn(self) -> None:
         self._is_listed = False
         if self._waits and not self._transport.is_closing():
             self._waits = False

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from appliance.api.http.protocol import BoundedProtocol, ReadTurns
+from appliance.api.http.protocol import BoundedProtocol
 from appliance.api.http.tls import Tls
 from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
+from appliance.infra.read_turns import ReadTurns
 from appliance.infra.settings import ADMIN_CONNECTIONS, ApiSettings
 
 BACKLOG = 2048

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
+from appliance.infra.read_turns import READS_PER_TURN, ReadTurns
 from appliance.serving.connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, WorkerConnection
+from tests.fakes import until
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 PLAIN = HEAD + b"Content-Length: 5\r\n\r\nhello"
@@ -34,8 +36,8 @@ class Transport:
         self.reads = True
 
 
-def _asked():
-    connection, transport = WorkerConnection(), Transport()
+def _asked(turns=None):
+    connection, transport = WorkerConnection(turns or ReadTurns()), Transport()
     connection.connection_made(transport)
     connection.send(b"POST / HTTP/1.1\r\n\r\n", ())
     return connection, transport
@@ -144,15 +146,57 @@ async def test_abandoned_answer_closes_the_connection():
     assert not transport.is_open
 
 
+LARGE_HEAD = HEAD + b"Content-Length: 10000000\r\n\r\n"
+
+
 async def test_slow_reader_applies_back_pressure():
-    """Unread bytes are bounded; reading them lets the worker continue."""
+    """Unread bytes are bounded; the worker continues once the client has taken them and waits for more."""
     connection, transport = _asked()
-    connection.data_received(HEAD + b"Content-Length: 10000000\r\n\r\n" + b"x" * MAX_UNREAD_BYTES)
+    connection.data_received(LARGE_HEAD + b"x" * MAX_UNREAD_BYTES)
     assert transport.reads
     connection.data_received(b"x")
     assert not transport.reads
     assert len(await connection.read(5)) == MAX_UNREAD_BYTES + 1
-    assert transport.reads
+    await asyncio.sleep(0)
+    assert not transport.reads
+    reading = asyncio.ensure_future(connection.read(5))
+    await until(lambda: transport.reads)
+    connection.data_received(b"more")
+    assert await reading == b"more"
+
+
+async def test_connections_with_much_to_read_are_read_from_in_turn():
+    """Many full sockets in one turn of the event loop would delay every other answer."""
+    turns = ReadTurns()
+    asked = [_asked(turns) for _ in range(4)]
+    for connection, transport in asked:
+        connection.data_received(LARGE_HEAD + b"x" * (MAX_UNREAD_BYTES + 1))
+        assert not transport.reads
+        await connection.read(5)
+    waiting = [asyncio.ensure_future(connection.read(5)) for connection, _ in asked]
+    reading = [0]
+    for _ in range(20):
+        await asyncio.sleep(0)
+        reading.append(sum(transport.reads for _, transport in asked))
+    assert reading[-1] == len(asked)
+    assert max(after - before for before, after in itertools.pairwise(reading)) == READS_PER_TURN
+    for connection, _ in asked:
+        connection.data_received(b"more")
+    assert await asyncio.gather(*waiting) == [b"more"] * len(asked)
+
+
+async def test_connection_is_read_again_after_a_large_answer():
+    """The gateway has to notice that the worker closes it, and reads the next answer from it."""
+    connection, transport = _asked()
+    size = MAX_UNREAD_BYTES + 1
+    connection.data_received(HEAD + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
+    assert not transport.reads
+    assert len(await connection.read(5)) == size
+    assert connection.finish()
+    connection.send(b"POST / HTTP/1.1\r\n\r\n", ())
+    await until(lambda: transport.reads)
+    connection.data_received(PLAIN)
+    assert await _answer(connection) == (200, "text/event-stream", b"hello")
 
 
 async def test_read_timeout_does_not_end_the_answer():

@@ -17,13 +17,12 @@ from appliance.api.http.protocol import (
     LINGER_BYTES,
     LINGER_SECONDS,
     MAX_PIPELINED,
-    READS_PER_TURN,
     SMALL_PIECES,
     SPARE_CONNECTIONS,
     BoundedProtocol,
-    ReadTurns,
 )
 from appliance.errors import ApplianceError
+from appliance.infra.read_turns import READS_PER_TURN, ReadTurns
 from appliance.infra.settings import ApiSettings
 from appliance.tenancy.identity.certificates import EXTENSION, ClientCertificate
 from tests.fakes import until
