@@ -8,6 +8,7 @@ crash inside `create_private` may leave a part of the file.
 
 import fcntl
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -53,7 +54,7 @@ def write_atomically(path: Path, content: bytes, *, temporary: Path | None = Non
 
     With `FOR_ALL`, others can read it whatever the umask.
     """
-    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:

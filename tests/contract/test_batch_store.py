@@ -286,7 +286,7 @@ def test_erasure_covers_earlier_files_and_ended_batches(gateways):
 def test_erasure_of_everything_covers_whatever_was_created_whenever(gateways):
     """An open batch ends without its input, and loses what its client said of it."""
     one, two = gateways
-    one.add_file(replace(FILE, created_at=10**9), PLENTY)
+    upload(one, replace(FILE, created_at=10**9))
     one.add_batch(replace(BATCH, batch_id="open", created_at=10**9, metadata={"name": "a person"}), 5)
     one.add_batch(replace(BATCH, batch_id="ended", created_at=10**9), 5)
     one.move("ended", Status.FAILED, 1)

@@ -55,7 +55,7 @@ async def test_everything_is_erased_while_other_gateways_write(url, tmp_path):
                 now_ms = int(CLOCK() * 1000) + len(ended) % 2 * 3_600_000
                 request_id = new_entry_id(now_ms, os.urandom(10))
                 capture = gateway.captures.begin(ARCHIVE, request_id)
-                kept = await capture.keep_request("asked")
+                kept = await capture.keep_request(b"asked")
                 begun = {**intent(request_id), "content_mode": "encrypted", **kept}
                 await log.sink.append(EntryType.REQUEST_INTENT, **begun)
                 capture.observe(b"said")

@@ -125,7 +125,7 @@ async def test_a_key_that_was_put_into_the_database_opens_nothing_and_shows(gate
             async with asyncio.timeout(60):
                 while "not written with the MAC key" not in str((await ready(session, gateway))["warnings"]):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-            path = f"{gateway.url}/admin/v1/tenants"
+            path = f"{gateway.admin_url}/admin/v1/tenants"
             async with session.get(path, headers=intruder) as answer:
                 assert answer.status == 401
             async with session.post(path, json={"name": "mine"}, headers=admin) as answer:

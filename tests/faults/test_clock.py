@@ -65,7 +65,7 @@ async def _keep(log, content, now):
     """Store a request and its answer, and record both."""
     request_id = new_entry_id(int(now * 1000), os.urandom(10))
     capture = content.captures.begin(Tenant(name="acme", content=ContentPolicy.ENCRYPTED), request_id)
-    kept = await capture.keep_request("asked")
+    kept = await capture.keep_request(b"asked")
     await log.append(EntryType.REQUEST_INTENT, **{**intent(request_id), "content_mode": "encrypted", **kept})
     capture.observe(b"said")
     await log.append(EntryType.REQUEST_OUTCOME, **outcome(request_id), **await capture.keep_answer())
