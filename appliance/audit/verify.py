@@ -1125,13 +1125,14 @@ def _see_named(payloads: Payloads, index: int, entry: dict[str, Any]) -> None:
     request, part = _text(entry, "request_id"), _PARTS[entry["type"]]
     if not _ULID.fullmatch(request):
         raise InvalidError("names a payload by something that is no request id")
+    intent = payloads.named.get((request, "request"))
     if part == "request":
         payloads.tenants[request] = _text(entry, "tenant")
-    elif request not in payloads.tenants:
+    elif intent is None:
         raise InvalidError("names a payload of a request whose intent names none")
     payloads.named[request, part] = NamedPayload(
         index=index,
-        intent=index if part == "request" else payloads.named[request, "request"].index,
+        intent=index if part == "request" or intent is None else intent.index,
         tenant=payloads.tenants[request],
         digest=_text(entry, "payload_digest"),
         commitment=_text(entry, "payload_commitment"),

@@ -51,7 +51,7 @@ class Site:
 
     async def send(self, key: str, method: str, path: str, **body: Any) -> httpx.Response:
         """Send a request to the admin API."""
-        url, headers = f"{self.process.url}/admin/v1/{path}", {"Authorization": f"Bearer {key}"}
+        url, headers = f"{self.process.admin_url}/admin/v1/{path}", {"Authorization": f"Bearer {key}"}
         return await self.client.request(method, url, headers=headers, json=body or None)
 
     async def done(self, key: str, method: str, path: str, status: int = 200, **body: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_others(site, scope):
 
 async def test_a_command_says_in_one_line_which_scope_its_key_lacks(site, tmp_path):
     (tmp_path / "admin.key").write_text(await site.admin_key("read"))
-    words = ("audit", "hold", "--tenant", "demo", "--reason", "case 7", "--url", site.process.url)
+    words = ("audit", "hold", "--tenant", "demo", "--reason", "case 7", "--url", site.process.admin_url)
     complaint = await site.command(*words, data=tmp_path, expecting=1)
     assert "lacks the scope `retention`" in complaint
     assert complaint.count("\n") == 1
@@ -330,7 +330,7 @@ async def test_the_commands_of_two_administrators(site, ben, tmp_path):
     """Each has a directory with a key of their own."""
     tenant = await site.tenant_with_content("erased-by-commands")
     (tmp_path / "admin.key").write_text(ben)
-    url = ("--url", site.process.url)
+    url = ("--url", site.process.admin_url)
     erase = ("audit", "erase", "--tenant", tenant, "--basis", "contract ended", "--yes", *url)
     said = await site.command(*erase)
     assert "nothing is done yet" in said

@@ -66,7 +66,7 @@ class CountingWorker(FakeWorker):
         self.pieces = [answer[:7], answer[7:]]
         return await super().completions(request)
 
-    def usage(self, path: str) -> dict[str, int]:
+    def counted(self, path: str) -> dict[str, int]:
         """Token counts of the last request, the final token included."""
         prompt = rendered(self.question) if "chat" in path else self.question
         counts = {
@@ -79,11 +79,11 @@ class CountingWorker(FakeWorker):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def whole(self, path: str) -> dict:
-        return super().whole(path) | {"usage": self.usage(path)}
+        return super().whole(path) | {"usage": self.counted(path)}
 
     def frames(self, path: str, asked: dict) -> list[bytes]:
         *content, done = (frame for frame in super().frames(path, asked) if b'"usage"' not in frame)
-        counts = {"id": "c", "choices": [], "usage": self.usage(path)}
+        counts = {"id": "c", "choices": [], "usage": self.counted(path)}
         return [*content, f"data: {json.dumps(counts)}\n\n".encode(), done]
 
 
