@@ -369,8 +369,8 @@ def test_the_images_have_the_program_and_directories_that_a_new_volume_takes_its
     """A volume without a directory in the image belongs to root, and other users could not write to it."""
     assert any(line.startswith("COPY ") and "refresh.py" in line for line in dockerfile())
     assert "refresh.py" in (AT / "images" / "build.sh").read_text(encoding="utf-8")
-    (made,) = (line for line in dockerfile() if "chown 10001:0" in line)
-    owned = made.partition("chown 10001:0")[2].partition("&&")[0].split()
+    (made,) = (line for line in dockerfile() if "install -d -o 10001 -g 0" in line)
+    owned = made.partition("for each in ")[2].partition(";")[0].split()
     named = {
         place
         for service in SERVICES.values()

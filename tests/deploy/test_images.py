@@ -113,7 +113,7 @@ def test_the_gateway_runs_locked_up_under_any_user(images, user):
     volume = engine.docker("volume", "create")
     container = engine.docker(
         *("run", "--detach", *LOCKED, *NO_SHELL, f"--user={user}", "--tmpfs=/tmp", "--health-interval=1s"),
-        f"--volume={volume}:/var/lib/appliance",
+        *(f"--volume={volume}:/var/lib/appliance", "--volume=/var/lib/appliance-files"),
         f"--volume={SETTINGS}:/etc/appliance/appliance.yaml:ro",
         # Alone, it makes the secret itself that it shares with workers elsewhere.
         "--env=APPLIANCE_DATA__CONTROL_TOKEN_FILE=/var/lib/appliance/control.token",
