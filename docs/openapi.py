@@ -185,7 +185,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         )
         | {
             "anyOf": [
-                {"not": {"required": ["scopes"]}},
+                {"properties": {"scopes": {"type": "null"}}},
                 {"required": ["admin"], "properties": {"admin": {"const": True}}},
             ]
         },
