@@ -145,6 +145,29 @@ def test_an_admin_key_without_scopes_has_all_of_them(store):
     assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 10
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_an_admin_key_from_before_scopes_has_all_of_them(kind, request, open_tenants, execute, monkeypatch):
+    """As the upgrade leaves it, before the tenants are sealed."""
+    if kind == "sqlite":
+        url = request.getfixturevalue("sqlite_url")
+    else:
+        url = request.getfixturevalue("postgres").new_database()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "NEWEST", "0005")
+        schema.upgrade_database(url)
+    execute(
+        url, "INSERT INTO tenants VALUES ('operator', '[]', 'auto', 'none', 'standard', '[]', '{}', false)"
+    )
+    execute(
+        url,
+        "INSERT INTO api_keys (key_id, tenant, digest, admin)"
+        f" VALUES ('{ADMIN.key_id}', 'operator', '{ADMIN.digest}', true)",
+    )
+    schema.upgrade_database(url)
+    (operator,) = open_tenants(url).read_unverified().roster.tenants
+    assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 5
+
+
 @pytest.mark.parametrize("scopes", ["nonsense", '["all"]', '"read"', "5"])
 def test_scopes_that_cannot_be_read_are_an_error_and_never_all_of_them(
     store, url, execute, scopes, monkeypatch
