@@ -27,6 +27,7 @@ from tests.fakes import METRICS, MODEL, FakeWorker, chat, until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
+HELD = "hold this"
 SECRET = "an unmistakable secret"
 PATIENCE_SECONDS = 100
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -44,6 +45,8 @@ class EchoWorker(FakeWorker):
         """Start counting: from now on it answers `seats` requests at a time, each after a pause."""
         self.pause_seconds, self.seats = pause_seconds, asyncio.Semaphore(seats)
         self.completed = self.most_running = 0
+        self.release = asyncio.Event()
+        """Until it is set, requests whose message begins with HELD are not answered."""
         self.asked: list[str] = []
         """The last message of each request, in the order they began to be answered."""
 
@@ -56,6 +59,8 @@ class EchoWorker(FakeWorker):
             self.most_running = max(self.most_running, self.running)
             try:
                 await asyncio.sleep(self.pause_seconds)
+                if said.startswith(HELD):
+                    await self.release.wait()
             finally:
                 self.running -= 1
             self.completed += 1
@@ -387,30 +392,24 @@ async def test_interactive_requests_go_first(appliance):
     worker = appliance.worker
     worker.begin(pause_seconds=0.2, seats=4)
     async with appliance.client(await appliance.tenant("urgent")) as client:
-        batch = await begin(client, requests(*(f"line-{number}" for number in range(60))))
-        await until(lambda: worker.completed >= 6, PATIENCE_SECONDS)
-        assert worker.running <= 2
 
-        async def ask(number: int) -> list[str]:
-            before = len(worker.asked)
-            await client.chat.completions.create(model=MODEL, messages=said(f"urgent {number}"))
-            return worker.asked[before:]
+        async def ask(text: str) -> None:
+            await client.chat.completions.create(model=MODEL, messages=said(text))
 
-        async def keep_asking(until_done: asyncio.Event) -> None:
-            while not until_done.is_set():
-                await ask(0)
-
-        finished = asyncio.Event()
-        # Two at any moment are the share of two in four; a third comes now and then.
-        steady = [asyncio.ensure_future(keep_asking(finished)) for _ in range(3)]
-        await asyncio.sleep(1.0)
-        begun = sum(each.startswith("line-") for each in worker.asked)
-        before_us = [await ask(number) for number in range(1, 6)]
-        assert sum(each.startswith("line-") for each in worker.asked) <= begun + 3
-        # None of them waited behind a line: a seat was free when it came.
-        assert all(not [each for each in seen if each.startswith("line-")] for seen in before_us[1:])
-        finished.set()
-        await asyncio.gather(*steady)
+        async with asyncio.TaskGroup() as tasks:
+            batch = await begin(client, requests(*(f"line-{number}" for number in range(60))))
+            await until(lambda: worker.completed >= 6, PATIENCE_SECONDS)
+            assert worker.running <= 2
+            # Two in the worker are the share of two in four.
+            for number in range(2):
+                tasks.create_task(ask(f"{HELD} {number}"))
+            await until(lambda: sum(each.startswith(HELD) for each in worker.asked) == 2, PATIENCE_SECONDS)
+            await until(lambda: worker.running == 2, PATIENCE_SECONDS)
+            asked = len(worker.asked)
+            for number in range(5):
+                await ask(f"urgent {number}")
+            assert worker.asked[asked:] == [f"urgent {number}" for number in range(5)]
+            worker.release.set()
         assert (await ended(client, batch.id)).status == "completed"
 
 
