@@ -1,8 +1,8 @@
 """
 Authenticates the caller of a request, and counts refusals.
 
-The dependencies are coroutines although they never wait: the framework would run plain functions in a thread,
-for every request.
+The dependencies are coroutines although they seldom wait: the framework would run plain functions in a
+thread, for every request.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerErr
 async def tenant_caller(request: Request) -> Caller:
     """The caller with a tenant's credential; raises InvalidApiKeyError for any other, also an admin's."""
     services = request.app.state.services
-    caller = identify(services, request.scope, Surface.API)
+    caller = await identify(services, request.scope, Surface.API)
     if caller.key.admin:
         count_refusal(services, request.scope, Surface.API, RefusalReason.ROLE)
         raise InvalidApiKeyError("This is an admin key: use a tenant's key to call models.")
@@ -41,7 +41,7 @@ async def admin_caller(request: Request) -> Caller:
     Raises InvalidApiKeyError, or MissingScopeError if the key lacks the route's scope.
     """
     services = request.app.state.services
-    caller = identify(services, request.scope, Surface.ADMIN)
+    caller = await identify(services, request.scope, Surface.ADMIN)
     if not caller.key.admin:
         count_refusal(services, request.scope, Surface.ADMIN, RefusalReason.ROLE)
         raise InvalidApiKeyError("This route needs an admin key.")
@@ -53,12 +53,12 @@ TenantCaller = Annotated[Caller, Depends(tenant_caller)]
 AdminCaller = Annotated[Caller, Depends(admin_caller)]
 
 
-def identify(services: Services, scope: Scope, surface: Surface) -> Caller:
+async def identify(services: Services, scope: Scope, surface: Surface) -> Caller:
     """The caller; a RefusedCallerError is counted with its reason, never with the credential."""
     extensions = scope.get("extensions")
     certificate = extensions.get(EXTENSION) if extensions else None
     try:
-        return services.identity.identify(scope["headers"], certificate)
+        return await services.identity.find(scope["headers"], certificate)
     except RefusedCallerError as error:
         count_refusal(services, scope, surface, error.reason)
         raise

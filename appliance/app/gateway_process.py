@@ -114,7 +114,11 @@ class GatewayRole(GatewayOpener):
                     settings=self.settings.api,
                     tenants=tenants,
                     identity=Authenticator(
-                        tenants, provider=provider, tls=self.settings.tls, refuse=watch.refuse_if_stale
+                        tenants,
+                        provider=provider,
+                        tls=self.settings.tls,
+                        refuse=watch.refuse_if_stale,
+                        poll=watch.poll_for_refused,
                     ),
                     refused=RefusedCallers(
                         audit=opened.audit.sink,

@@ -8,6 +8,7 @@ the age of the state.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from appliance.errors import TenantsUnavailableError
 from appliance.infra.logs import Logger
@@ -19,6 +20,10 @@ POLL_SECONDS = 0.5
 """Time between two reads of the database's generation."""
 CHECK_SECONDS = 60.0
 """Time after which all rows are read although the generation is the same: their MAC may be wrong."""
+ASKED_POLL_SECONDS = 0.05
+"""Time between two polls that refused callers ask for."""
+ASKED_WAIT_SECONDS = 1.0
+"""How long a refused caller waits for one."""
 LATE_SECONDS = 5.0
 """Age of the state from which operators are warned."""
 
@@ -38,6 +43,8 @@ class TenantWatch:
         self._store, self._directory, self._logger = store, directory, logger
         self._clock, self._seconds, self._stale_seconds = clock, seconds, stale_seconds
         self._read_at = self._checked_at = clock()
+        self._polled_at = float("-inf")  # when the last poll began
+        self._asked = asyncio.Lock()
         self._failure: str | None = None
         self.generation = 0
         """Of the state in force."""
@@ -77,9 +84,26 @@ class TenantWatch:
             await asyncio.sleep(self._seconds)
             await self.poll()
 
+    async def poll_for_refused(self) -> bool:
+        """
+        Whether tenants or keys changed since the last poll: a key may be a moment old.
+
+        Refused callers share polls, and cannot make the gateway read more than one each ASKED_POLL_SECONDS.
+        """
+        known, asked_at = self.generation, self._clock()
+        if self._failure is not None:
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASKED_WAIT_SECONDS), self._asked:
+                if self._polled_at <= asked_at:
+                    await asyncio.sleep(self._polled_at + ASKED_POLL_SECONDS - self._clock())
+                    await self.poll()
+        return self.generation != known
+
     async def poll(self) -> None:
         """Apply changes since the last poll; a database that cannot be read raises nothing."""
         known = self.generation
+        self._polled_at = self._clock()
         try:
             is_known = await asyncio.to_thread(self._store.generation) == known
             if is_known and self._clock() - self._checked_at < CHECK_SECONDS:

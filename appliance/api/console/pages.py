@@ -73,7 +73,7 @@ class ForOperators:
 
     async def __call__(self, request: Request) -> Response:
         services, console = _parts(request)
-        operator = _operator(request, services, console, touches=not self._is_live)
+        operator = await _operator(request, services, console, touches=not self._is_live)
         if operator is None:
             if self._is_live:
                 return Response(status_code=HTTPStatus.UNAUTHORIZED)
@@ -110,7 +110,7 @@ async def log_in(request: Request) -> Response:
         return _page(console, "login", code=HTTPStatus.FORBIDDEN, problem=message)
     # No await from here on, so that concurrent forms cannot bypass the count of failures.
     credential = (await read_form(request)).get("key", "").strip()
-    caller = _caller(request, services, credential)
+    caller = await _caller(request, services, credential)
     # The key is judged first: behind a proxy all clients may share one address.
     wait = console.attempts.wait_seconds(address)
     if caller is None and wait:
@@ -260,24 +260,26 @@ def _parts(request: Request) -> tuple[Services, Console]:
     return services, services.console
 
 
-def _operator(request: Request, services: Services, console: Console, *, touches: bool) -> Operator | None:
+async def _operator(
+    request: Request, services: Services, console: Console, *, touches: bool
+) -> Operator | None:
     """The logged-in operator; a revoked key ends its sessions."""
     session_id = request.cookies.get(COOKIE, "")
     session = console.sessions.find(session_id, touches=touches)
     if session is None:
         return None
-    caller = _caller(request, services, session.credential)
+    caller = await _caller(request, services, session.credential)
     if caller is None:
         console.sessions.end(session_id)
         return None
     return Operator(session=session, caller=caller)
 
 
-def _caller(request: Request, services: Services, credential: str) -> Caller | None:
+async def _caller(request: Request, services: Services, credential: str) -> Caller | None:
     """The admin of a key or token, authenticated as in a request to the admin API."""
     headers = [(b"authorization", b"Bearer " + credential.encode())]
     try:
-        caller = identify(services, {**request.scope, "headers": headers}, Surface.CONSOLE)
+        caller = await identify(services, {**request.scope, "headers": headers}, Surface.CONSOLE)
     except InvalidApiKeyError:
         return None
     if not caller.key.admin:

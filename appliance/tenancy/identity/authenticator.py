@@ -6,7 +6,7 @@ A key or token takes precedence; the certificate alone counts without either.  W
 that are not understood are refused.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from appliance.errors import InvalidApiKeyError
 from appliance.infra.settings import TlsSettings
@@ -17,6 +17,8 @@ from appliance.tenancy.identity.provider import IdentityProvider
 from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
 
+MAY_BE_NEW = {RefusalReason.API_KEY, RefusalReason.TOKEN_TENANT, RefusalReason.CERTIFICATE_TENANT}
+
 
 class Authenticator:
     def __init__(
@@ -26,10 +28,26 @@ class Authenticator:
         provider: IdentityProvider | None = None,
         tls: TlsSettings | None = None,
         refuse: Callable[[], None] = lambda: None,
+        poll: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """`refuse` raises TenantsUnavailableError while no credential can be checked."""
-        self._refuse = refuse
+        """
+        `refuse` raises TenantsUnavailableError while no credential can be checked.
+
+        `poll` brings the directory up to date, and says whether it has changed.
+        """
+        self._refuse, self._poll = refuse, poll
         self._directory, self._provider, self._tls = directory, provider, tls or TlsSettings()
+
+    async def find(
+        self, headers: Sequence[tuple[bytes, bytes]], certificate: ClientCertificate | None = None
+    ) -> Caller:
+        """As `identify`, but who would be refused is looked for in the newest tenants and keys first."""
+        try:
+            return self.identify(headers, certificate)
+        except RefusedCallerError as error:
+            if self._poll is None or error.reason not in MAY_BE_NEW or not await self._poll():
+                raise
+        return self.identify(headers, certificate)
 
     def identify(
         self, headers: Iterable[tuple[bytes, bytes]], certificate: ClientCertificate | None = None

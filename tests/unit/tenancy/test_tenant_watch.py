@@ -159,3 +159,39 @@ async def test_watch_polls_repeatedly(watch, store):
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_refused_callers_share_one_poll(watch, store, directory):
+    """A key that was made a moment ago is found at once; strangers cannot have every request read."""
+    await watch.poll()
+    store.roster = Roster(generation=2)
+    store.reads = 0
+    assert all(await asyncio.gather(*(watch.poll_for_refused() for _ in range(500))))
+    assert (watch.generation, store.reads) == (2, 1)
+    assert not any(await asyncio.gather(*(watch.poll_for_refused() for _ in range(500))))
+
+
+async def test_refused_caller_does_not_wait_for_a_database_that_is_away(watch, store):
+    store.failure = "connection refused"
+    await watch.poll()
+    store.generation = None  # calling it fails
+    assert not await watch.poll_for_refused()
+
+
+async def test_refused_caller_waits_for_a_poll_that_began_after_it_asked(watch, store, now):
+    """One that was under way may have read the tenants before the key was made."""
+    await watch.poll()
+    asked = []
+
+    def generation():
+        asked.append(now[0])
+        now[0] += 1
+        return 1 + (len(asked) > 1)
+
+    store.generation = generation
+    store.roster = Roster(generation=2)
+    first = asyncio.create_task(watch.poll_for_refused())
+    await until(lambda: asked)
+    assert await watch.poll_for_refused()
+    await first
+    assert len(asked) == 2

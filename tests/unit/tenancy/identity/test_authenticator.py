@@ -175,3 +175,24 @@ def test_without_a_key_file_there_is_no_provider():
         open_provider(OidcSettings(), logger=configure_logs(LogSettings(), terminal=False), clock=Clock(1e6))
         is None
     )
+
+
+async def test_caller_who_would_be_refused_is_looked_for_in_the_newest_tenants():
+    """A key that was made a moment ago on another gateway, or by a command, works."""
+    directory = TenantDirectory()
+    polls = []
+
+    async def poll() -> bool:
+        polls.append(directory.tenants)
+        directory.replace(DIRECTORY.tenants)
+        return len(polls) == 1
+
+    who = Authenticator(directory, poll=poll)
+    assert (await who.find(bearer(KEY))).tenant.name == "acme"
+    assert (await who.find(bearer(KEY))).tenant.name == "acme"
+    assert len(polls) == 1
+    with pytest.raises(RefusedCallerError):
+        await who.find(bearer(KEY + "x"))
+    with pytest.raises(RefusedCallerError):
+        await who.find([])
+    assert len(polls) == 2
