@@ -25,7 +25,8 @@ from appliance.infra.settings import EgressSettings, LogSettings
 from appliance.sovereignty.egress.egress_status import EgressStatus
 from appliance.sovereignty.egress.probe import EgressProbe, Observation, ProbeKind, ProbeOutcome, ProbeResult
 from appliance.sovereignty.wall import NO_WALL, Wall
-from appliance.tenancy import ApiKey
+from appliance.tenancy import Tenant, TenantDirectory, make_key
+from appliance.tenancy.identity.authenticator import Authenticator
 from tests.fakes import audit_fields, until
 
 NOW = 1_800_000_000.0
@@ -172,6 +173,9 @@ async def test_mode_off_makes_no_checks(scene):
     assert made.sink.entries == []
 
 
+ADMIN_KEY, STORED_KEY = make_key(b"a" * 37, admin=True)
+
+
 class Services:
     """The part of `Services` that these routes use."""
 
@@ -181,11 +185,7 @@ class Services:
         self.pool = SimpleNamespace(any_healthy=lambda: True)
         self.audit = SimpleNamespace(state=lambda: SimpleNamespace(failure=None))
         self.audit_health = AuditHealth
-        self.identity = SimpleNamespace(
-            identify=lambda _headers, _certificate: SimpleNamespace(
-                key=ApiKey(key_id="ak_1", digest="", admin=True)
-            )
-        )
+        self.identity = Authenticator(TenantDirectory((Tenant(name="operator", keys=(STORED_KEY,)),)))
 
     def tenants_warning(self) -> None:
         return None
@@ -205,7 +205,8 @@ def client_of(made: Scene) -> httpx.AsyncClient:
         return render(error)
 
     app.add_exception_handler(ApplianceError, refused)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
 
 
 async def test_readiness_follows_the_checks_in_strict(scene):
@@ -266,7 +267,7 @@ async def test_an_admin_reads_the_last_check_and_requests_another(scene):
     assert (after["conclusive"], after["last"]) == (first, second)
     assert after["problem"] is None
     assert len(after["warnings"]) == 1
-    assert [entry["actor"] for entry in made.sink.entries] == ["ak_1", "ak_1"]
+    assert [entry["actor"] for entry in made.sink.entries] == [STORED_KEY.key_id] * 2
 
 
 async def test_a_requested_check_is_refused_in_mode_off(scene):
