@@ -6,18 +6,17 @@ larger tree.  A row is evidence, not state: if it is lost, the witness can give 
 continues.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from sqlalchemy import Connection, delete, insert, select
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 
 from appliance.audit.checkpoint import parse_note, with_signatures
 from appliance.audit.tables import audit_cosigned
 from appliance.errors import AuditUnavailableError
-from appliance.infra.database import SqlStore, first_line
+from appliance.infra.database import SqlStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,9 @@ class Cosigned:
 
 
 class CosignedCheckpoints(SqlStore):
+    subject = "cosignatures"
+    unavailable = AuditUnavailableError
+
     def save(self, cosigned: Cosigned) -> None:
         """Keep a statement, and drop those it makes worthless; raises AuditUnavailableError."""
         try:
@@ -43,7 +45,7 @@ class CosignedCheckpoints(SqlStore):
             self._save(cosigned)  # another gateway received the same at the same moment
 
     def _save(self, cosigned: Cosigned) -> None:
-        with self._transaction() as connection:
+        with self._writing() as connection:
             known = _read(connection)
             kept = worth_keeping([*known, cosigned])
             for statement in known:
@@ -61,19 +63,8 @@ class CosignedCheckpoints(SqlStore):
 
     def all(self) -> list[Cosigned]:
         """Return every statement that is kept, the largest first; raises AuditUnavailableError."""
-        with self._transaction(writes=False) as connection:
+        with self._reading() as connection:
             return _read(connection)
-
-    @contextmanager
-    def _transaction(self, *, writes: bool = True) -> Iterator[Connection]:
-        try:
-            # A reader must not take SQLite's write lock: the log would wait for it.
-            with (self._engine if writes else self._reader).begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            raise AuditUnavailableError(
-                f"cosignatures cannot be read or kept in the audit database: {first_line(error)}"
-            ) from error
 
 
 def newest_by_witness(cosigned: Sequence[Cosigned]) -> dict[str, Cosigned]:

@@ -7,14 +7,13 @@ without the log or the database nothing is approved.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Text, delete, insert, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete, insert, select
 
 from appliance.audit.content.payload_keys import DAY_MS
 from appliance.audit.content.retention import ErasureLog
@@ -26,7 +25,7 @@ from appliance.errors import (
     ControlRefusedError,
     ControlUnavailableError,
 )
-from appliance.infra.database import SqlStore, first_line
+from appliance.infra.database import SqlStore
 from appliance.tenancy import TenantDirectory
 from appliance.tenancy.keys import KEY_ID_FORMAT
 
@@ -119,9 +118,12 @@ class ApprovalStore(Protocol):
 
 
 class SqlApprovalStore(SqlStore):
+    subject = "the pending approvals"
+    unavailable = ControlUnavailableError
+
     def pending(self, now: float) -> dict[str, int]:
         query = select(_approvals).where(_approvals.c.expires_at > now)
-        with self._errors("read"), self._reader.begin() as connection:
+        with self._reading() as connection:
             return {row.id: row.expires_at for row in connection.execute(query)}
 
     def add(self, approval_id: str, expires_at: int, now: float) -> None:
@@ -133,19 +135,6 @@ class SqlApprovalStore(SqlStore):
         mine = (_approvals.c.id == approval_id) & (_approvals.c.expires_at > now)
         with self._writing() as connection:
             return connection.execute(delete(_approvals).where(mine)).rowcount == 1
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with self._errors("written"), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _errors(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as error:
-            message = f"the pending approvals could not be {verb}: {first_line(error)}"
-            raise ControlUnavailableError(message) from error
 
 
 class Approvals:

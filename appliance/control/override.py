@@ -7,16 +7,14 @@ control loop then uses the overrides it read last; writing fails closed, and not
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import Column, Connection, Double, Integer, MetaData, Table, Text, delete, insert, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Column, Double, Integer, MetaData, Table, Text, delete, insert, select
 
 from appliance.errors import ControlUnavailableError, InvalidRequestError
-from appliance.infra.database import SqlStore, first_line
+from appliance.infra.database import SqlStore
 from appliance.speculation.values import SpeculationMode
 
 EVERY_WORKER = "*"
@@ -148,6 +146,9 @@ class OverrideStore(Protocol):
 class SqlOverrideStore(SqlStore):
     """In tables that `infra.schema` has made; raises ConfigurationError if the URL cannot be used."""
 
+    subject = "the speculation overrides"
+    unavailable = ControlUnavailableError
+
     async def put(self, override: Override) -> None:
         await asyncio.to_thread(self._put, override)
 
@@ -170,19 +171,6 @@ class SqlOverrideStore(SqlStore):
             return ended.rowcount > 0
 
     def _list(self) -> tuple[Override, ...]:
-        with self._errors("read"), self._reader.begin() as connection:
+        with self._reading() as connection:
             rows = connection.execute(select(_overrides).order_by(_overrides.c.worker)).all()
         return tuple(Override(**row._asdict() | {"mode": SpeculationMode(row.mode)}) for row in rows)
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with self._errors("written"), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _errors(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as error:
-            message = f"the speculation overrides could not be {verb}: {first_line(error)}"
-            raise ControlUnavailableError(message) from error

@@ -9,11 +9,14 @@ durable when they return: with SQLite's `synchronous=NORMAL` a power cut can los
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from appliance.errors import ConfigurationError
+from appliance.errors import ApplianceError, ConfigurationError
 
 BUSY_SECONDS = 5.0
 IDLE_CONNECTIONS = 5
@@ -54,7 +57,14 @@ class Database:
 
 
 class SqlStore:
-    """Tables in a `Database` that other stores share; a URL opens one for this store alone."""
+    """
+    Tables in a `Database` that other stores share; a URL opens one for this store alone.
+
+    A store names its `subject`, and the error that callers get if the database fails.
+    """
+
+    subject: ClassVar[str]
+    unavailable: ClassVar[type[ApplianceError]]
 
     def __init__(self, database: Database | str, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._is_alone = isinstance(database, str)
@@ -66,6 +76,24 @@ class SqlStore:
     def close(self) -> None:
         if self._is_alone:
             self.database.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._errors("read"), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """After an error nothing may have been written, or everything."""
+        with self._errors("written"), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise self.unavailable(f"{self.subject} could not be {verb}: {first_line(error)}") from error
 
 
 def open_database(url: str, *, busy_seconds: float, idle: int = IDLE_CONNECTIONS) -> Engine:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Table, delete, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
 from appliance.infra.data_directory import Installation
-from appliance.infra.database import Database, SqlStore, first_line
+from appliance.infra.database import Database, SqlStore
 from appliance.tenancy.file import encode_policy, parse_policy
 from appliance.tenancy.keys import AdminScope, ApiKey
 from appliance.tenancy.roster import Roster, sorted_tenants
@@ -56,13 +55,16 @@ class StoredRoster:
 
 
 class SqlTenantStore(SqlStore):
+    subject = "the tenants"
+    unavailable = TenantsUnavailableError
+
     def __init__(self, database: Database | str, mac: RosterMac) -> None:
         super().__init__(database)
         self.mac = mac
 
     def generation(self) -> int:
         known = self.mac.newest
-        with self._errors("read"), self._reader.begin() as connection:
+        with self._reading() as connection:
             state = _read_state(connection)
         self.mac.check_age(state, known=known)
         return state.generation
@@ -114,7 +116,7 @@ class SqlTenantStore(SqlStore):
             .where(tenancy_generation.c.generation == before)
             .values(generation=state.generation, mac=state.mac)
         )
-        with self._errors("written"), self._engine.begin() as connection:
+        with self._writing() as connection:
             if connection.execute(move).rowcount != 1:
                 raise TenantConflictError("The tenants were changed at the same time. Try again.")
             yield connection, new
@@ -133,10 +135,8 @@ class SqlTenantStore(SqlStore):
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
         try:
-            yield
-        except SQLAlchemyError as error:
-            message = f"the tenants could not be {verb}: {first_line(error)}"
-            raise TenantsUnavailableError(message) from error
+            with super()._errors(verb):
+                yield
         except (ConfigurationError, ValueError, TypeError) as error:
             message = f"the tenants in the database cannot be understood: {error}"
             raise TenantsUnavailableError(message) from error

@@ -74,7 +74,7 @@ def test_a_database_that_does_not_answer_is_an_error_of_ours(tmp_path):
     """In one line; no units were granted."""
     url = f"sqlite:///{tmp_path / 'nowhere' / 'audit.db'}"
     broken = SqlLedgerStore(url, gateway="one", terms=TERMS, clock=time.time)  # noqa: TID251 - a root
-    with pytest.raises(LimitsUnavailableError, match="cannot be reached") as caught:
+    with pytest.raises(LimitsUnavailableError, match="could not be written") as caught:
         broken.exchange({"acme": ask(Limits(requests_per_minute=1))})
     assert "\n" not in str(caught.value)
     broken.close()

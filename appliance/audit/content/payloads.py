@@ -90,6 +90,9 @@ class Found:
 class SqlPayloadStore(SqlStore):
     """Payloads in the audit log's database; each method that writes is one durable transaction."""
 
+    subject = "content"
+    unavailable = AuditUnavailableError
+
     def add(self, payloads: Sequence[Payload]) -> None:
         with self._transaction("kept") as connection:
             connection.execute(insert(audit_payloads), [row_of(payload) for payload in payloads])
@@ -259,11 +262,6 @@ class SqlPayloadStore(SqlStore):
         )
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with self._errors("read"), self._reader.begin() as connection:
-            yield connection
-
-    @contextmanager
     def _transaction(self, verb: str, *, overwrites: bool = False) -> Iterator[Connection]:
         with self._errors(verb), self._engine.begin() as connection:
             if overwrites and not self._is_postgresql:
@@ -275,11 +273,14 @@ class SqlPayloadStore(SqlStore):
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
         try:
-            yield
-        except IntegrityError as error:
-            raise AuditUnavailableError("the content of this request is kept already") from error
-        except SQLAlchemyError as error:
-            raise AuditUnavailableError(f"content could not be {verb}: {first_line(error)}") from error
+            with super()._errors(verb):
+                yield
+        except AuditUnavailableError as error:
+            if isinstance(error.__cause__, IntegrityError):
+                raise AuditUnavailableError(
+                    "the content of this request is kept already"
+                ) from error.__cause__
+            raise
 
 
 def first_id(time_ms: int) -> str:

@@ -6,13 +6,11 @@ Every change by a client is one conditional statement, so two gateways cannot bo
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, text, update
-from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import StorageQuotaError, StorageUnavailableError
 from appliance.gateway.batch.batch import (
@@ -28,7 +26,7 @@ from appliance.gateway.batch.batch import (
     before,
 )
 from appliance.gateway.batch.tables import batch_files, batches
-from appliance.infra.database import SqlStore, first_line
+from appliance.infra.database import SqlStore
 
 _FILE, _BATCH = batch_files.c, batches.c
 UPLOADING = str(Deleted.REFUSED)
@@ -52,6 +50,9 @@ class Window:
 
 class SqlBatchStore(SqlStore):
     """The tables are there already; raises ConfigurationError if the URL cannot be used."""
+
+    subject = "files and batches"
+    unavailable = StorageUnavailableError
 
     # Files.
 
@@ -231,26 +232,6 @@ class SqlBatchStore(SqlStore):
         statement = update(batch_files).where(_FILE.deleted.is_(None), *which).values(deleted=str(why))
         with self._writing() as connection:
             return connection.execute(statement).rowcount > 0
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _errors("read"), self._reader.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with _errors("written"), self._engine.begin() as connection:
-            yield connection
-
-
-@contextmanager
-def _errors(verb: str) -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        raise StorageUnavailableError(
-            f"files and batches could not be {verb}: {first_line(error)}"
-        ) from error
 
 
 def _within(query: Select[Any], column: ColumnElement[str], window: Window) -> Select[Any]:

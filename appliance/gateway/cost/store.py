@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Connection, MetaData, Table, Text, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import CostUnavailableError
 from appliance.gateway.cost.report import SILENT_AFTER
@@ -24,7 +23,7 @@ from appliance.gateway.cost.rows import (
     WorkerKey,
     WorkerTime,
 )
-from appliance.infra.database import Database, SqlStore, first_line
+from appliance.infra.database import Database, SqlStore
 
 metadata = MetaData()
 
@@ -91,6 +90,9 @@ cost_workers = Table(
 class CostStore(SqlStore):
     """The tables are there already; raises ConfigurationError if the URL cannot be used."""
 
+    subject = "recorded engine time"
+    unavailable = CostUnavailableError
+
     def __init__(self, database: Database | str) -> None:
         super().__init__(database)
         # A cancelled call continues in its thread: the next one must not overtake it.
@@ -109,41 +111,32 @@ class CostStore(SqlStore):
         written, or everything.
         """
         own = {"start": period.start}
-        try:
-            with self._turn, self._engine.begin() as connection:
-                self._put(connection, cost_periods, [asdict(period)])
-                rows = [key._asdict() | own | asdict(share) for key, share in shares.items()]
-                self._put(connection, cost_shares, rows)
-                rows = [key._asdict() | own | asdict(time) for key, time in workers.items()]
-                self._put(connection, cost_workers, rows)
-                others = select(func.count(cost_periods.c.gateway.distinct())).where(
-                    cost_periods.c.gateway != period.gateway,
-                    cost_periods.c.closed.is_(False),
-                    cost_periods.c.until + SILENT_AFTER * cost_periods.c.flush_seconds > period.until,
-                )
-                return int(connection.scalar(others) or 0)
-        except SQLAlchemyError as error:
-            raise _unavailable(error) from error
+        with self._turn, self._writing() as connection:
+            self._put(connection, cost_periods, [asdict(period)])
+            rows = [key._asdict() | own | asdict(share) for key, share in shares.items()]
+            self._put(connection, cost_shares, rows)
+            rows = [key._asdict() | own | asdict(time) for key, time in workers.items()]
+            self._put(connection, cost_workers, rows)
+            others = select(func.count(cost_periods.c.gateway.distinct())).where(
+                cost_periods.c.gateway != period.gateway,
+                cost_periods.c.closed.is_(False),
+                cost_periods.c.until + SILENT_AFTER * cost_periods.c.flush_seconds > period.until,
+            )
+            return int(connection.scalar(others) or 0)
 
     def prune(self, before: int) -> None:
         """Delete slots that began before this Unix time; raises CostUnavailableError."""
-        try:
-            with self._turn, self._engine.begin() as connection:
-                connection.execute(delete(cost_shares).where(cost_shares.c.slot < before))
-                connection.execute(delete(cost_workers).where(cost_workers.c.slot < before))
-                connection.execute(delete(cost_periods).where(cost_periods.c.until < before))
-        except SQLAlchemyError as error:
-            raise _unavailable(error) from error
+        with self._turn, self._writing() as connection:
+            connection.execute(delete(cost_shares).where(cost_shares.c.slot < before))
+            connection.execute(delete(cost_workers).where(cost_workers.c.slot < before))
+            connection.execute(delete(cost_periods).where(cost_periods.c.until < before))
 
     def read(self, begin: int, end: int) -> Recorded:
         """Slots that began from `begin` to before `end`, from one snapshot; raises CostUnavailableError."""
-        try:
-            with self._reader.begin() as connection:
-                periods = connection.execute(select(cost_periods).order_by(cost_periods.c.began_at)).all()
-                shares = _between(connection, cost_shares, begin, end)
-                workers = _between(connection, cost_workers, begin, end)
-        except SQLAlchemyError as error:
-            raise _unavailable(error) from error
+        with self._reading() as connection:
+            periods = connection.execute(select(cost_periods).order_by(cost_periods.c.began_at)).all()
+            shares = _between(connection, cost_shares, begin, end)
+            workers = _between(connection, cost_workers, begin, end)
         return Recorded(
             periods=tuple(RecordingPeriod(**row._asdict()) for row in periods),
             shares=tuple(map(_share, shares)),
@@ -171,7 +164,3 @@ def _share(row: dict[str, Any]) -> tuple[str, ShareKey, TenantUsage]:
 
 def _worker(row: dict[str, Any]) -> tuple[str, WorkerKey, WorkerTime]:
     return row.pop("start"), WorkerKey(*(row.pop(name) for name in WorkerKey._fields)), WorkerTime(**row)
-
-
-def _unavailable(error: SQLAlchemyError) -> CostUnavailableError:
-    return CostUnavailableError(f"recorded engine time cannot be read or written: {first_line(error)}")

@@ -13,10 +13,9 @@ from typing import NamedTuple, Protocol
 
 from sqlalchemy import Column, Connection, MetaData, Table, Text, extract, func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import LimitsUnavailableError
-from appliance.infra.database import Database, SqlStore, first_line
+from appliance.infra.database import Database, SqlStore
 from appliance.tenancy.limits.ledger import (
     LeaseTerms,
     LedgerReply,
@@ -65,6 +64,9 @@ class SqlLedgerStore(SqlStore):
     clock is used, so that gateways' clocks need not agree.
     """
 
+    subject = "the units of limits"
+    unavailable = LimitsUnavailableError
+
     def __init__(
         self, database: Database | str, *, gateway: str, terms: LeaseTerms, clock: Callable[[], float]
     ) -> None:
@@ -75,21 +77,17 @@ class SqlLedgerStore(SqlStore):
 
     def exchange(self, requests: Mapping[str, ExchangeRequest]) -> dict[str, LedgerReply]:
         tenants = sorted(requests)
-        try:
-            with self._turn, self._engine.begin() as connection:
-                ledgers = self._lock(connection, tenants)
-                now = self._now(connection)
-                replies = {
-                    tenant: exchange(
-                        ledgers[tenant], requests[tenant].quotas, self._gateway, requests[tenant].report,
-                        now=now, terms=self._terms,
-                    )
-                    for tenant in tenants
-                }  # fmt: skip
-                self._write(connection, ledgers)
-        except SQLAlchemyError as error:
-            message = f"the database of limits cannot be reached: {first_line(error)}"
-            raise LimitsUnavailableError(message) from error
+        with self._turn, self._writing() as connection:
+            ledgers = self._lock(connection, tenants)
+            now = self._now(connection)
+            replies = {
+                tenant: exchange(
+                    ledgers[tenant], requests[tenant].quotas, self._gateway, requests[tenant].report,
+                    now=now, terms=self._terms,
+                )
+                for tenant in tenants
+            }  # fmt: skip
+            self._write(connection, ledgers)
         return replies
 
     def _lock(self, connection: Connection, tenants: list[str]) -> dict[str, TenantLedger]:
