@@ -8,7 +8,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -400,9 +400,9 @@ class StallingStore:
         """Return leaves by index."""
         return self.store.leaves(start, end)
 
-    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
-        """Yield leaf hashes."""
-        return self.store.leaf_hashes(end)
+    def hashes(self, level: int, start: int, end: int) -> list[bytes]:
+        """Return hashes of a level."""
+        return self.store.hashes(level, start, end)
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         """Return everything about one request."""

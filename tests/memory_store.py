@@ -8,6 +8,7 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange
 from appliance.audit.store import Head, OpenRequest, gateway_of
 from appliance.errors import AuditEntryError, AuditForkError
+from tests.tree_proofs import Levels
 
 
 class MemoryAuditStore:
@@ -64,8 +65,8 @@ class MemoryAuditStore:
     def leaves(self, start, end):
         return self.stored[start:end]
 
-    def leaf_hashes(self, end=None):
-        yield from (leaf.leaf_hash for leaf in self.stored[:end])
+    def hashes(self, level, start, end):
+        return Levels([leaf.leaf_hash for leaf in self.stored])(level, start, end)
 
     def leaf_by_request(self, request_id):
         return [leaf for leaf in self.stored if leaf.request_id == request_id]

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from appliance.audit.merkle import CompactRange, consistency_proof_from, hash_node, root_from_leaf_hashes
+from appliance.audit.export import make_receipt as make_receipt_from
+from appliance.audit.merkle import TILE_WIDTH, HashTree, hash_node, root_from_leaf_hashes
 from appliance.errors import AuditVerificationError
 
 
@@ -21,12 +22,36 @@ def _subproof(leaf_hashes: Sequence[bytes], old: int, *, is_whole: bool) -> list
     return [*_subproof(right, old - middle, is_whole=False), root_from_leaf_hashes(left)]
 
 
+class Levels:
+    """Hashes by level, as a store has them, made anew from leaf hashes."""
+
+    def __init__(self, leaf_hashes: Sequence[bytes]) -> None:
+        self.levels = [list(leaf_hashes)]
+        while len(below := self.levels[-1]) >= TILE_WIDTH:
+            full = range(0, len(below) - TILE_WIDTH + 1, TILE_WIDTH)
+            self.levels.append([root_from_leaf_hashes(below[at : at + TILE_WIDTH]) for at in full])
+        self.reads: list[int] = []
+        """How many hashes each read returned."""
+
+    def __call__(self, level: int, start: int, end: int) -> list[bytes]:
+        found = self.levels[level][start:end] if level < len(self.levels) else []
+        self.reads.append(len(found))
+        return found
+
+
+def inclusion_proof(leaf_hashes: Sequence[bytes], index: int, size: int) -> list[bytes]:
+    """The proof as the log makes it."""
+    return HashTree(size, Levels(leaf_hashes)).inclusion_proof(index)
+
+
 def log_consistency_proof(leaf_hashes: Sequence[bytes], old: int, new: int) -> list[bytes]:
-    """The same proof as the log makes it: from its tree of size `old` and the newer leaf hashes."""
-    tree = CompactRange()
-    for leaf_hash in leaf_hashes[:old]:
-        tree.append(leaf_hash)
-    return consistency_proof_from(tree, leaf_hashes[old:new])
+    """The same proof as the log makes it."""
+    return HashTree(new, Levels(leaf_hashes)).consistency_proof(old)
+
+
+def make_receipt(*, leaf_hashes: Sequence[bytes], index: int, checkpoint: str) -> str:
+    """The receipt as the log makes it."""
+    return make_receipt_from(hashes=Levels(leaf_hashes), index=index, checkpoint=checkpoint)
 
 
 def verify_inclusion(*, leaf_hash: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:

@@ -11,16 +11,15 @@ Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 
 import tempfile
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
-from appliance.audit.merkle import inclusion_proof, root_from_leaf_hashes
+from appliance.audit.merkle import LEVEL_BITS, TILE_WIDTH, Hashes, HashTree
 from appliance.audit.store import AuditStore, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.errors import AuditVerificationError, ConfigurationError
 
-TILE_WIDTH = 256
 RECEIPT_HEADER = "c2sp.org/tlog-proof@v1"
 
 
@@ -63,14 +62,16 @@ def export_receipt(store: AuditStore, index: int) -> tuple[bytes, str]:
     """
     latest = _latest(store).note
     note = _best_cosigned(store, index, latest) or latest
-    leaf_hashes = list(store.leaf_hashes(parse_body(parse_note(note).text).size))
-    receipt = make_receipt(leaf_hashes=leaf_hashes, index=index, checkpoint=note)
-    return store.leaves(index, index + 1)[0].leaf, receipt
+    receipt = make_receipt(hashes=store.hashes, index=index, checkpoint=note)
+    leaves = store.leaves(index, index + 1)
+    if not leaves:
+        raise AuditVerificationError(f"entry {index} is missing: it was signed and is gone")
+    return leaves[0].leaf, receipt
 
 
-def make_receipt(*, leaf_hashes: Sequence[bytes], index: int, checkpoint: str) -> str:
+def make_receipt(*, hashes: Hashes, index: int, checkpoint: str) -> str:
     """Return the receipt of an entry; raises AuditVerificationError if the signed checkpoint lacks it."""
-    path = inclusion_proof(leaf_hashes, index, parse_body(parse_note(checkpoint).text).size)
+    path = HashTree(parse_body(parse_note(checkpoint).text).size, hashes).inclusion_proof(index)
     lines = [RECEIPT_HEADER, f"index {index}", *(b64encode(node).decode("ascii") for node in path)]
     return "\n".join(lines) + f"\n\n{checkpoint}"
 
@@ -119,23 +120,22 @@ def _log_signers(note: str) -> set[bytes]:
 
 
 def _write_tiles(store: AuditStore, root: Path, size: int) -> None:
-    hashes: list[bytes] = []
     for number, leaves in enumerate(_bundles(store, size)):
         entries = b"".join(map(_framed, leaves))
         _write(root / tile_path("entries", number, len(leaves)), entries)
         _write(root / tile_path("0", number, len(leaves)), b"".join(leaf.leaf_hash for leaf in leaves))
-        if len(leaves) == TILE_WIDTH:
-            hashes.append(root_from_leaf_hashes(leaf.leaf_hash for leaf in leaves))
-    level = 0
-    while hashes:
-        level += 1
-        above: list[bytes] = []
-        for number, start in enumerate(range(0, len(hashes), TILE_WIDTH)):
-            tile = hashes[start : start + TILE_WIDTH]
-            _write(root / tile_path(str(level), number, len(tile)), b"".join(tile))
-            if len(tile) == TILE_WIDTH:
-                above.append(root_from_leaf_hashes(tile))
-        hashes = above
+    level, count = 1, size >> LEVEL_BITS
+    while count:
+        for start in range(0, count, TILE_WIDTH):
+            end = min(start + TILE_WIDTH, count)
+            tile = store.hashes(level, start, end)
+            if len(tile) != end - start:
+                raise AuditVerificationError(
+                    f"hashes of level {level} are missing between {start} and {end}: "
+                    "they were signed and are gone"
+                )
+            _write(root / tile_path(str(level), start // TILE_WIDTH, len(tile)), b"".join(tile))
+        level, count = level + 1, count >> LEVEL_BITS
 
 
 def _framed(leaf: Leaf) -> bytes:

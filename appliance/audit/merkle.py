@@ -8,12 +8,15 @@ Source: RFC 6962 section 2.1; verification as spelled out in RFC 9162 section 2.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from appliance.errors import AuditVerificationError
 
 HASH_BYTES = 32
+LEVEL_BITS = 8
+TILE_WIDTH = 1 << LEVEL_BITS
+"""Hashes in a full tile (C2SP tlog-tiles); each is the root of a full tile of the level below."""
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 
 
@@ -74,70 +77,111 @@ def root_from_leaf_hashes(leaf_hashes: Iterable[bytes]) -> bytes:
     return tree.root()
 
 
-def inclusion_proof(leaf_hashes: Sequence[bytes], index: int, size: int) -> list[bytes]:
+Hashes = Callable[[int, int, int], Sequence[bytes]]
+"""
+Reads hashes `start` to `end` of a level: 0 has the leaves', level L the roots of perfect subtrees of
+`TILE_WIDTH ** L` leaves.  Fewer than asked for are missing ones.
+"""
+
+
+class HashTree:
     """
-    Return the path from a leaf to the root of the first `size` leaves, the leaf's sibling first.
+    The tree over the first `size` leaves, from hashes that are stored by level; each read is of one tile.
 
-    Raises AuditVerificationError if there is no such leaf or tree.
+    Roots and proofs read a few tiles of each level, so their cost is logarithmic in the size.  Nothing is
+    verified: the caller compares the root with one that it knows.  Methods raise AuditVerificationError if a
+    hash is missing, besides what `hashes` raises.
     """
-    if not 0 <= index < size <= len(leaf_hashes):
-        raise AuditVerificationError(
-            f"no entry {index} in a tree of size {size} out of {len(leaf_hashes)} entries"
-        )
-    path: list[bytes] = []
-    start, end = 0, size
-    while end - start > 1:
-        middle = start + _split(end - start)
-        if index < middle:
-            path.append(root_from_leaf_hashes(leaf_hashes[middle:end]))
-            end = middle
-        else:
-            path.append(root_from_leaf_hashes(leaf_hashes[start:middle]))
-            start = middle
-    path.reverse()
-    return path
 
+    def __init__(self, size: int, hashes: Hashes) -> None:
+        self.size = size
+        self._hashes = hashes
+        self._tiles: dict[tuple[int, int], Sequence[bytes]] = {}
 
-def consistency_proof_from(tree: CompactRange, newer: Sequence[bytes]) -> list[bytes]:
-    """
-    Return the proof that `tree` is a prefix of the tree that has the leaf hashes `newer` after it.
+    def compact(self) -> CompactRange:
+        return CompactRange(self.size, self._subtrees(0, self.size))
 
-    It needs no older leaf: what it shows of the old tree are roots of perfect subtrees.  Raises
-    AuditVerificationError if the old tree is empty, so there is nothing to prove.
-    """
-    old = tree.size
-    if not old:
-        raise AuditVerificationError("no consistency proof from an empty tree: it is a prefix of every tree")
-    known: list[tuple[int, bytes]] = []
-    at = 0
-    for subtree in tree.subtrees:
-        known.append((at, subtree))
-        at += 1 << (old - at).bit_length() - 1
+    def root(self) -> bytes:
+        return self.compact().root()
 
-    def root(start: int, end: int) -> bytes:
-        if start >= old:
-            return root_from_leaf_hashes(newer[start - old : end - old])
-        parts = [subtree for first, subtree in known if start <= first < end]
-        node = parts.pop()
-        while parts:
-            node = hash_node(parts.pop(), node)
-        return node
+    def inclusion_proof(self, index: int) -> list[bytes]:
+        """
+        Return the path from a leaf to the root, the leaf's sibling first.
 
-    proof: list[bytes] = []
-    start, end = 0, old + len(newer)
-    while old != end:
-        middle = start + _split(end - start)
-        if old <= middle:
-            proof.append(root(middle, end))
-            end = middle
-        else:
-            proof.append(root(start, middle))
-            start = middle
-    # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
-    if start:
-        proof.append(root(start, end))
-    proof.reverse()
-    return proof
+        Raises AuditVerificationError if there is no such leaf.
+        """
+        if not 0 <= index < self.size:
+            raise AuditVerificationError(f"no entry {index} in a tree of size {self.size}")
+        path: list[bytes] = []
+        start, end = 0, self.size
+        while end - start > 1:
+            middle = start + _split(end - start)
+            if index < middle:
+                path.append(self._root(middle, end))
+                end = middle
+            else:
+                path.append(self._root(start, middle))
+                start = middle
+        path.reverse()
+        return path
+
+    def consistency_proof(self, old: int) -> list[bytes]:
+        """
+        Return the proof that the tree over the first `old` leaves is a prefix of this one.
+
+        Raises AuditVerificationError if the old tree is empty, so there is nothing to prove, or larger.
+        """
+        if not 0 < old <= self.size:
+            raise AuditVerificationError(f"no consistency proof from size {old} to {self.size}")
+        proof: list[bytes] = []
+        start, end = 0, self.size
+        while old != end:
+            middle = start + _split(end - start)
+            if old <= middle:
+                proof.append(self._root(middle, end))
+                end = middle
+            else:
+                proof.append(self._root(start, middle))
+                start = middle
+        # The subtree both trees share; when it is the whole old tree, the verifier has its root already.
+        if start:
+            proof.append(self._root(start, end))
+        proof.reverse()
+        return proof
+
+    def _root(self, start: int, end: int) -> bytes:
+        return CompactRange(end - start, self._subtrees(start, end)).root()
+
+    def _subtrees(self, start: int, end: int) -> list[bytes]:
+        """Roots of the perfect subtrees of a subtree of this tree, largest first."""
+        found: list[bytes] = []
+        level = 0
+        while start < end:
+            # A subtree that does not begin a tile is smaller than one.
+            at = start if start % TILE_WIDTH else max(start, end - end % TILE_WIDTH)
+            tile = CompactRange()
+            for node in self._read(level, at, end):
+                tile.append(node)
+            found[:0] = tile.subtrees
+            if at == start:
+                break
+            start, end, level = start // TILE_WIDTH, end // TILE_WIDTH, level + 1
+        return found
+
+    def _read(self, level: int, start: int, end: int) -> Sequence[bytes]:
+        if start == end:
+            return ()
+        number = start // TILE_WIDTH
+        first = number * TILE_WIDTH
+        if (level, number) not in self._tiles:
+            width = min(TILE_WIDTH, (self.size >> LEVEL_BITS * level) - first)
+            tile = self._hashes(level, first, first + width)
+            if len(tile) != width:
+                raise AuditVerificationError(
+                    f"hashes of level {level} are missing between {first} and {first + width}"
+                )
+            self._tiles[level, number] = tile
+        return self._tiles[level, number][start - first : end - first]
 
 
 def verify_consistency(

@@ -17,7 +17,14 @@ from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.entry import decode
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.store import CHUNK, Head, Leaf, SqlAuditStore
-from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, metadata
+from appliance.audit.tables import (
+    audit_checkpoints,
+    audit_head,
+    audit_leaves,
+    audit_open_requests,
+    audit_tile_hashes,
+    metadata,
+)
 from appliance.errors import (
     AuditEntryError,
     AuditUnavailableError,
@@ -32,7 +39,12 @@ from appliance.tenancy.tables import api_keys, tenancy_generation, tenants
 ROWS = 200
 """Rows of other tables copied at a time; one may hold megabytes of content."""
 _OTHER_TABLES = (
-    *(table for table in metadata.sorted_tables if table not in {audit_leaves, audit_head}),
+    *(
+        table
+        for table in metadata.sorted_tables
+        # Appending the leaves makes the others.
+        if table not in {audit_leaves, audit_head, audit_tile_hashes, audit_open_requests}
+    ),
     tenants,
     api_keys,
     limit_books,

@@ -1,18 +1,18 @@
 """
-Checks at start that the stored log is complete and was not rolled back.
+Checks at start that the stored log was not rolled back, in a time that does not depend on its size.
 
-The root is recomputed from every leaf hash and compared with the head and with the checkpoints that were
-signed earlier.  That takes about a microsecond per entry.  The bytes of the leaves are left to
-`appliance.audit.verify`.  Other gateways may append meanwhile: the log is checked as it was when its head
-was read.
+The root is computed from the newest hashes of each level of the tree, and compared with the head and with
+the checkpoints that were signed earlier.  Leaves are read, and hashed again, from the tile of the newest
+signature on.  What is older is left to `appliance.audit.durability.selfcheck`.  Other gateways may append
+meanwhile: the log is checked as it was when its head was read.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, verify_checkpoint
-from appliance.audit.merkle import CompactRange
-from appliance.audit.store import AuditStore, Head, OpenRequest
+from appliance.audit.merkle import TILE_WIDTH, CompactRange, HashTree, hash_leaf
+from appliance.audit.store import AuditStore, Head, Leaf, OpenRequest
 from appliance.errors import AuditRollbackError, AuditVerificationError, MalformedCheckpointError
 
 _REMEDY = "do not delete anything; restore the newer database, or start a new log under a new origin"
@@ -47,11 +47,13 @@ def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKe
     signed = [_verified(name, note, verifier_key) for name, note in notes if note is not None]
     head = store.head()
     if store.leaves(head.size, head.size + 1) and store.head() == head:
-        raise _damaged(head, "more")
-    tree = _rebuild(store, head, signed)
+        raise _damaged(head, "there are more")
+    for checkpoint in signed:
+        _check_signed(store, head, checkpoint)
+    signed_size = max((checkpoint.size for checkpoint in signed), default=0)
     return Recovered(
-        tree=tree,
-        signed_size=max((checkpoint.size for checkpoint in signed), default=0),
+        tree=check_tail(store, head, signed_size),
+        signed_size=signed_size,
         joins=joins and sealed_note is None,
         open_requests=tuple(store.open_requests()),
     )
@@ -64,31 +66,53 @@ def _verified(name: str, note: str, verifier_key: VerifierKey) -> Checkpoint:
         raise AuditVerificationError(f"the log's {name} was not signed with this key: {error}") from error
 
 
-def _rebuild(store: AuditStore, head: Head, signed: Sequence[Checkpoint]) -> CompactRange:
-    tree = CompactRange()
-    roots = {0: tree.root()}
-    wanted = {checkpoint.size for checkpoint in signed}
-    for leaf_hash in store.leaf_hashes(head.size):
-        tree.append(leaf_hash)
-        if tree.size in wanted:
-            roots[tree.size] = tree.root()
-    for checkpoint in signed:
-        if checkpoint.size > tree.size:
-            raise AuditRollbackError(
-                f"the log has {tree.size} entries, but {checkpoint.size} were signed: {_REMEDY}"
-            )
-        if roots[checkpoint.size] != checkpoint.root:
-            raise AuditRollbackError(
-                f"the first {checkpoint.size} entries are not the ones that were signed: {_REMEDY}"
-            )
-    computed = Head.of(tree)
-    if (head, head.subtrees) != (computed, computed.subtrees):
-        raise _damaged(head, str(tree.size))
+def _check_signed(store: AuditStore, head: Head, checkpoint: Checkpoint) -> None:
+    if checkpoint.size > head.size:
+        raise AuditRollbackError(
+            f"the log has {head.size} entries, but {checkpoint.size} were signed: {_REMEDY}"
+        )
+    if _root_at(store, checkpoint.size) != checkpoint.root:
+        raise AuditRollbackError(
+            f"the first {checkpoint.size} entries are not the ones that were signed: {_REMEDY}"
+        )
+
+
+def _root_at(store: AuditStore, size: int) -> bytes | None:
+    try:
+        return HashTree(size, store.hashes).root()
+    except AuditVerificationError:
+        return None  # hashes are missing
+
+
+def check_tail(store: AuditStore, head: Head, signed_size: int) -> CompactRange:
+    """
+    Return the tree of `head`, made of stored hashes up to the tile of the newest signature, then of leaves.
+
+    Raises AuditVerificationError if it is another than the head says, or than the stored hashes make.
+    """
+    newest = min(signed_size, head.size - 1)
+    start = max(0, newest - newest % TILE_WIDTH)
+    try:
+        tree = HashTree(start, store.hashes).compact()
+        for at in range(start, head.size, TILE_WIDTH):
+            _extend(tree, store.leaves(at, min(at + TILE_WIDTH, head.size)))
+        computed, stored = Head.of(tree), HashTree(head.size, store.hashes).compact()
+    except AuditVerificationError as error:
+        raise _damaged(head, str(error)) from error
+    if (head, head.subtrees) != (computed, computed.subtrees) or stored.subtrees != head.subtrees:
+        raise _damaged(head, "their hashes make another")
     return tree
 
 
-def _damaged(head: Head, leaves: str) -> AuditVerificationError:
+def _extend(tree: CompactRange, leaves: Sequence[Leaf]) -> None:
+    for leaf in leaves:
+        if leaf.index != tree.size or hash_leaf(leaf.leaf) != leaf.leaf_hash:
+            raise AuditVerificationError(f"entry {tree.size} is missing or was altered")
+        tree.append(leaf.leaf_hash)
+
+
+def _damaged(head: Head, found: str) -> AuditVerificationError:
     return AuditVerificationError(
-        f"the audit database is damaged: its head (size {head.size}) does not match its {leaves} leaves: "
+        f"the audit database is damaged: its head (size {head.size}) does not match its leaves ({found}): "
         f"{_REMEDY}"
     )

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, PoolProxiedConnection
 
 from appliance.audit.stored import Head, Leaf
 from appliance.audit.tables import audit_leaves
+from appliance.audit.tiles import TileHashes, completes_tile
 from appliance.errors import AuditForkError
 
 _COLUMNS = tuple(column.name for column in audit_leaves.columns)
@@ -63,6 +64,8 @@ def _commit(driver: Any, leaves: Sequence[Leaf], expected: Head, new: Head) -> N
         count = min(MOST_ROWS, 1 << (len(leaves) - at).bit_length() - 1)
         driver.execute(_insert(count), _values(leaves[at : at + count]))
         at += count
+    if completes_tile(expected.size, new.size):
+        TileHashes(driver.execute).complete(new.size)
     driver.execute("COMMIT")
 
 

@@ -10,11 +10,11 @@ one line.
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, bindparam, insert, select, text, update
+from sqlalchemy import Connection, Row, Table, bindparam, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -22,7 +22,14 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import HASH_BYTES
 from appliance.audit.sqlite_append import SqliteAppender
 from appliance.audit.stored import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint, gateway_of
-from appliance.audit.tables import audit_checkpoints, audit_head, audit_leaves, audit_writers
+from appliance.audit.tables import (
+    audit_checkpoints,
+    audit_head,
+    audit_leaves,
+    audit_open_requests,
+    audit_writers,
+)
+from appliance.audit.tiles import TileHashes, completes_tile, tile_rows
 from appliance.errors import AuditEntryError, AuditError, AuditForkError, AuditUnavailableError
 from appliance.infra import schema
 from appliance.infra.database import BUSY_SECONDS, Database, SqlStore, first_line
@@ -39,8 +46,8 @@ __all__ = [
 ]
 
 CHUNK = 4096
-OPEN_CHUNK = 100_000
-"""Entries searched for open requests per statement, so that none takes long."""
+FILL_ROWS = 64
+"""Rows added per transaction where they are missing: 16,384 entries, during which no other writer commits."""
 _COLUMNS = tuple(column.name for column in audit_leaves.columns)
 # One array per column: with a parameter per value, a batch takes ten times as long.
 _INSERT = text(
@@ -52,10 +59,16 @@ _TURN = text("SELECT pg_advisory_xact_lock(6962)")
 
 
 class SqlAuditStore(SqlStore):
-    def __init__(self, database: Database | str) -> None:
+    def __init__(
+        self,
+        database: Database | str,
+        *,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
         """
         Connect; a SQLite file is made or upgraded, PostgreSQL must have its tables.
 
+        `progress` is that of `complete`, which finishes the upgrade of a log from before there were tiles.
         Raises ConfigurationError, or AuditUnavailableError, also if the tables are of another version.
         """
         super().__init__(database)
@@ -77,6 +90,7 @@ class SqlAuditStore(SqlStore):
         )
         try:
             self._check_schema()
+            self.complete(progress)
         except AuditError:
             self.close()
             raise
@@ -115,21 +129,33 @@ class SqlAuditStore(SqlStore):
         with self._reading() as connection:
             return _read_leaves(connection, start, end)
 
-    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
-        # In chunks by key, each its own transaction: leaves never change, and a long transaction would keep
-        # SQLite from trimming its write-ahead log.
-        after = -1
-        query = select(audit_leaves.c.idx, audit_leaves.c.leaf_hash).order_by(audit_leaves.c.idx).limit(CHUNK)
-        while True:
-            chunk = query.where(audit_leaves.c.idx > after)
-            if end is not None:
-                chunk = chunk.where(audit_leaves.c.idx < end)
+    def hashes(self, level: int, start: int, end: int) -> list[bytes]:
+        with self._reading() as connection:
+            found = _tiles(connection).read(level, start, end)
+        if level and len(found) < end - start:
+            # A gateway of a version without them may have appended the leaves.
+            self.complete()
             with self._reading() as connection:
-                rows = connection.execute(chunk).all()
-            yield from (row.leaf_hash for row in rows)
-            if len(rows) < CHUNK:
+                return _tiles(connection).read(level, start, end)
+        return found
+
+    def complete(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+        """
+        Add the hashes that are missing behind the newest of each level; a crash anywhere loses no work.
+
+        `progress` is called with the hashes there are and their total, if any is missing.
+        """
+        while True:
+            with self._reading() as connection:
+                size = _read_head(connection).size
+                stored, total = _tiles(connection).stored(size), tile_rows(size)
+            if stored == total:
                 return
-            after = rows[-1].idx
+            progress(stored, total)
+            with self._writing() as connection:
+                if _tiles(connection).complete(size, most=FILL_ROWS):
+                    progress(total, total)
+                    return
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)
@@ -149,13 +175,20 @@ class SqlAuditStore(SqlStore):
             after = found[-1].index
 
     def open_intents(self) -> list[str]:
-        return [request_id for _, request_id in self._open()]
+        return [request.request_id for request in self.open_requests()]
 
     def open_requests(self) -> list[OpenRequest]:
-        # Only open requests are read in full: at a start, as many as were in flight.
+        query = (
+            select(audit_leaves)
+            .join(audit_open_requests, audit_open_requests.c.idx == audit_leaves.c.idx)
+            .where(audit_open_requests.c.request_id == audit_leaves.c.request_id)
+        )
+        with self._reading() as connection:
+            found = [_leaf(row) for row in connection.execute(query)]
         return [
-            OpenRequest(request_id=request_id, gateway=gateway_of(self.leaves(index, index + 1)[0]))
-            for index, request_id in self._open()
+            OpenRequest(request_id=leaf.request_id, gateway=gateway_of(leaf))
+            for leaf in sorted(found, key=lambda leaf: leaf.index)
+            if leaf.request_id is not None
         ]
 
     def beat(self, gateway: str, now: float) -> dict[str, float]:
@@ -178,22 +211,6 @@ class SqlAuditStore(SqlStore):
         with self._reading() as connection:
             row = connection.execute(query).one_or_none()
         return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
-
-    def _open(self) -> list[tuple[int, str]]:
-        """Index and id of every request without an end, from the index of requests alone."""
-        request_id = audit_leaves.c.request_id
-        found: list[tuple[int, str]] = []
-        after = ""
-        while True:
-            bound = select(request_id).where(request_id > after).order_by(request_id)
-            with self._reading() as connection:
-                last = connection.scalar(bound.offset(OPEN_CHUNK - 1).limit(1))
-                rows = connection.execute(_open_between(after, last))
-                found += ((row.idx, row.request_id) for row in rows)
-            if last is None:
-                # Sorted here: to sort by index, SQLite would read every leaf.
-                return sorted(found)
-            after = last
 
     def _write(self, connection: Connection, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
         move = {
@@ -220,6 +237,8 @@ class SqlAuditStore(SqlStore):
             connection.execute(_INSERT, {name: [row[name] for row in rows] for name in _COLUMNS})
         else:
             connection.execute(insert(audit_leaves), rows)
+        if completes_tile(expected.size, new.size):
+            _tiles(connection).complete(new.size)
 
     def _upsert(self, connection: Connection, table: Table, row: dict[str, Any], *, key: str) -> None:
         rest = {name: value for name, value in row.items() if name != key}
@@ -274,16 +293,9 @@ class SqlAuditStore(SqlStore):
             ) from error
 
 
-def _open_between(after: str, last: str | None) -> Select[tuple[int, str]]:
-    intent, end = audit_leaves.alias("intent"), audit_leaves.alias("closing")
-    closed = select(end.c.idx).where(
-        end.c.type.in_([kind.value for kind in EntryType if kind.closes_request]),
-        end.c.request_id == intent.c.request_id,
-    )
-    query = select(intent.c.idx, intent.c.request_id).where(
-        intent.c.type == EntryType.REQUEST_INTENT.value, intent.c.request_id > after, ~closed.exists()
-    )
-    return query if last is None else query.where(intent.c.request_id <= last)
+def _tiles(connection: Connection) -> TileHashes:
+    mark = "%s" if connection.dialect.name == "postgresql" else "?"
+    return TileHashes(connection.exec_driver_sql, mark)
 
 
 def _read_head(connection: Connection) -> Head:

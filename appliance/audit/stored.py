@@ -6,7 +6,7 @@ store of their own.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -95,8 +95,8 @@ class AuditStore(Protocol):
     def leaves(self, start: int, end: int) -> list[Leaf]:
         """Return the leaves with start <= index < end that exist, in order."""
 
-    def leaf_hashes(self, end: int | None = None) -> Iterator[bytes]:
-        """Yield the leaf hashes below `end` (default: all), in order of index."""
+    def hashes(self, level: int, start: int, end: int) -> list[bytes]:
+        """Return those hashes of a level that exist, in order: see `appliance.audit.merkle.Hashes`."""
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         """Return everything recorded about one request, in order."""

@@ -1,8 +1,8 @@
 """
 The log's tables, as the newest of `appliance.infra.migrations` leaves them.
 
-The migrations also create triggers that keep leaves write-once.  They stop mistakes and honest tools; the
-owner of the database can drop them, so the tree is signed.
+The migrations also create triggers that keep leaves and hashes write-once.  They stop mistakes and honest
+tools; the owner of the database can drop them, so the tree is signed.
 """
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
@@ -24,6 +24,26 @@ audit_leaves = Table(
     # recorded twice would make the whole log invalid for good.  The one index also serves look-ups
     # by request and the search for intents without an end; a second would cost every commit pages.
     Index("audit_leaves_request_id_type", "request_id", "type", unique=True),
+)
+
+# Row (level, number), level 1 and up, is the root of the perfect subtree of 256 ** level leaves; level 0 is
+# the leaves' own hashes.  A full or partial tile is a range of rows, so none is written twice.
+audit_tile_hashes = Table(
+    "audit_tile_hashes",
+    metadata,
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("hash", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Intents without an end.  A trigger on the leaves maintains it, whoever appends.
+audit_open_requests = Table(
+    "audit_open_requests",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("idx", BigInteger, nullable=False),  # of the intent
+    sqlite_with_rowid=False,
 )
 
 audit_head = Table(

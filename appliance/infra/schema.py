@@ -16,8 +16,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import first_line, open_database
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0007"
-KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+NEWEST = "0008"
+KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 UPGRADE_SECONDS = 600.0
 SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
@@ -28,6 +28,8 @@ _schema = Table("audit_schema", MetaData(), Column("version", Integer, primary_k
 # What a gateway does with each table; DELETE nowhere near the log itself.
 _RIGHTS = {
     "audit_leaves": "SELECT, INSERT",
+    "audit_tile_hashes": "SELECT, INSERT",
+    "audit_open_requests": "SELECT",
     "audit_head": "SELECT, UPDATE",
     "audit_checkpoints": "SELECT, INSERT, UPDATE",
     "audit_payloads": "SELECT, INSERT, UPDATE, DELETE",

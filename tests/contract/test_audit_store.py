@@ -12,7 +12,8 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.store import Head, StoredCheckpoint
 from appliance.errors import AuditEntryError, AuditForkError
-from tests.grower import Grower
+from tests.consistency import assert_consistent
+from tests.grower import Grower, append_many
 
 INTENT, OUTCOME, ABORTED, READ = (
     EntryType.REQUEST_INTENT,
@@ -27,7 +28,7 @@ def test_a_new_store_holds_the_empty_tree(store):
     head = store.head()
     assert (head, head.subtrees) == (Head.of(CompactRange()), ())
     assert store.latest_checkpoint() is None
-    assert list(store.leaf_hashes()) == store.leaves(0, 10) == store.open_intents() == []
+    assert store.hashes(0, 0, 10) == store.leaves(0, 10) == store.open_intents() == []
 
 
 def test_appended_leaves_come_back_in_order(store):
@@ -36,8 +37,8 @@ def test_appended_leaves_come_back_in_order(store):
     leaves = grower.append((INTENT, "a"), (READ, None)) + grower.append((OUTCOME, "a"))
     assert store.leaves(0, 100) == leaves
     assert store.leaves(1, 2) == leaves[1:2]
-    assert list(store.leaf_hashes()) == [leaf.leaf_hash for leaf in leaves]
-    assert list(store.leaf_hashes(2)) == [leaf.leaf_hash for leaf in leaves[:2]]
+    assert store.hashes(0, 0, 100) == [leaf.leaf_hash for leaf in leaves]
+    assert store.hashes(0, 0, 2) == [leaf.leaf_hash for leaf in leaves[:2]]
     assert store.leaf_by_request("a") == [leaves[0], leaves[2]]
     head = store.head()
     assert (head, head.subtrees) == (Head.of(grower.tree), grower.tree.subtrees)
@@ -82,18 +83,6 @@ def test_open_intents_are_those_without_an_end(store):
     assert store.open_intents() == ["z", "a"]
 
 
-def test_open_intents_are_found_a_piece_at_a_time(url, open_store, monkeypatch):
-    """Wherever the pieces meet, no request is missed or named twice."""
-    store = open_store(url)
-    grower = Grower(store)
-    for number in range(30):
-        grower.append((INTENT, f"r{number:02}"), *([] if number % 4 else [(OUTCOME, f"r{number:02}")]))
-    expected = [f"r{number:02}" for number in range(30) if number % 4]
-    for chunk in (1, 2, 3, 7, 53, 54):
-        monkeypatch.setattr("appliance.audit.store.OPEN_CHUNK", chunk)
-        assert store.open_intents() == expected
-
-
 def test_the_latest_checkpoint_is_the_largest(store):
     """Order of saving does not matter, and the same size is replaced."""
     for size, note in ((5, "five"), (3, "three"), (5, "five again")):
@@ -101,15 +90,26 @@ def test_the_latest_checkpoint_is_the_largest(store):
     assert store.latest_checkpoint() == StoredCheckpoint(size=5, note="five again", time="t")
 
 
-def test_hashes_are_read_in_chunks(store):
-    """More leaves than one chunk holds come back complete and in order."""
+def test_tile_hashes_are_those_of_the_leaves_wherever_batches_end(store):
+    """Alone and behind others, in batches that end before, at and after full tiles."""
     grower = Grower(store)
-    hashes = []
-    for _ in range(3):
-        hashes += [leaf.leaf_hash for leaf in grower.append(*[(READ, None)] * 3000)]
-    assert list(store.leaf_hashes()) == hashes
-    assert list(store.leaf_hashes(4096)) == hashes[:4096]
-    assert list(store.leaf_hashes(8999)) == hashes[:8999]
+    for number, count in enumerate((255, 1, 1, 254, 300, 1, 700)):
+        append = grower.append_behind if number % 2 else grower.append
+        append(*[(READ, None)] * count)
+        assert_consistent(store)
+    assert len(store.hashes(1, 0, 100)) == 5
+    append_many(store, grower, 65_536)
+    assert_consistent(store)
+    assert len(store.hashes(2, 0, 100)) == 1
+
+
+def test_open_requests_follow_intents_and_ends_on_every_way_to_append(store):
+    first, second = Grower(store), Grower(store)
+    first.append((INTENT, "a"), (INTENT, "b"), (OUTCOME, "b"))
+    second.append_behind((INTENT, "c"), (ABORTED, "a"), (READ, None))
+    first.append_behind((INTENT, "d"))
+    assert store.open_intents() == ["c", "d"]
+    assert_consistent(store)
 
 
 def test_an_append_behind_others_sees_all_they_added(store):
@@ -292,11 +292,20 @@ def test_a_head_set_back_by_hand_leads_to_no_leaf_being_overwritten(url, open_st
     assert store.leaves(0, 10) == kept
 
 
-@pytest.mark.parametrize("statement", ["UPDATE audit_leaves SET leaf = leaf", "DELETE FROM audit_leaves"])
-def test_leaves_are_write_once(url, open_store, execute, statement):
-    """A tool or a mistake cannot change a leaf, not even as owner; dropping the trigger it can."""
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit_leaves SET leaf = leaf",
+        "DELETE FROM audit_leaves",
+        "UPDATE audit_tile_hashes SET hash = hash",
+        "DELETE FROM audit_tile_hashes",
+    ],
+)
+def test_leaves_and_hashes_are_write_once(url, open_store, execute, statement):
+    """A tool or a mistake cannot change them, not even as owner; dropping the trigger it can."""
     store = open_store(url)
-    kept = Grower(store).append((READ, None))
+    kept = Grower(store).append(*[(READ, None)] * 256)
     with pytest.raises(Exception, match="write-once"):
         execute(url, statement)
-    assert store.leaves(0, 10) == kept
+    assert store.leaves(0, 1000) == kept
+    assert_consistent(store)

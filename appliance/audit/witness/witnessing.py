@@ -22,7 +22,7 @@ from appliance.audit.checkpoint import (
     with_signatures,
 )
 from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, newest_by_witness
-from appliance.audit.merkle import CompactRange, consistency_proof_from
+from appliance.audit.merkle import HashTree
 from appliance.audit.store import AuditStore
 from appliance.audit.witness.home import load_cosigner_keys
 from appliance.audit.witness.witness import (
@@ -42,7 +42,6 @@ from appliance.errors import (
 )
 from appliance.infra.settings import AuditSettings
 
-PAGE = 1000
 RAREST_ROUNDS = 64
 """Maximum number of rounds between two attempts at a witness that keeps failing."""
 
@@ -106,7 +105,18 @@ def make_request(store: AuditStore, old: int) -> AddCheckpoint:
     checkpoint, it is older than `old`, or the log is damaged.
     """
     checkpoint, note = latest_checkpoint(store)
-    return _Growth().request(store, checkpoint, note, old)
+    if old > checkpoint.size:
+        raise AuditVerificationError(
+            f"the witness has cosigned {old} entries and this log signed {checkpoint.size}: it was "
+            "rolled back, or another log has its name and key"
+        )
+    tree = HashTree(checkpoint.size, store.hashes)
+    if tree.root() != checkpoint.root:
+        raise AuditVerificationError(
+            f"the entries are not those of the checkpoint of {checkpoint.size}: the database is damaged"
+        )
+    proof = tree.consistency_proof(old) if 0 < old < checkpoint.size else []
+    return AddCheckpoint(old=old, proof=tuple(proof), note=note)
 
 
 def latest_checkpoint(store: AuditStore) -> tuple[Checkpoint, str]:
@@ -148,8 +158,9 @@ def import_cosigned(
     MalformedCheckpointError if it is none, and AuditUnavailableError if the log cannot be read.
     """
     checkpoint = verify_checkpoint(note, *log_keys)
-    tree = _tree_of(store, checkpoint.size)
-    if (tree.size, tree.root()) != (checkpoint.size, checkpoint.root):
+    if checkpoint.size > store.head().size or (
+        HashTree(checkpoint.size, store.hashes).root() != checkpoint.root
+    ):
         raise AuditVerificationError(
             f"the checkpoint of {checkpoint.size} entries is not of this log as it is now: keep the file, "
             "it proves that the log was changed or cut"
@@ -159,50 +170,6 @@ def import_cosigned(
     if not found:
         raise AuditVerificationError("no witness in the settings (audit.witnesses) cosigned this checkpoint")
     return found
-
-
-class _Growth:
-    """The tree at the size a witness knows, so that the next proof reads only what came after."""
-
-    def __init__(self) -> None:
-        self._tree = CompactRange()
-        self._grown = self._tree
-
-    def request(self, store: AuditStore, checkpoint: Checkpoint, note: str, old: int) -> AddCheckpoint:
-        """As `make_request`, for this checkpoint."""
-        if old > checkpoint.size:
-            raise AuditVerificationError(
-                f"the witness has cosigned {old} entries and this log signed {checkpoint.size}: it was "
-                "rolled back, or another log has its name and key"
-            )
-        if self._tree.size != old:
-            self._tree = _tree_of(store, old)
-        newer: list[bytes] = []
-        if old:
-            self._grown = self._tree.copy()
-            for start in range(old, checkpoint.size, PAGE):
-                newer += (leaf.leaf_hash for leaf in store.leaves(start, min(start + PAGE, checkpoint.size)))
-            for leaf_hash in newer:
-                self._grown.append(leaf_hash)
-        else:
-            self._grown = _tree_of(store, checkpoint.size)
-        if (self._grown.size, self._grown.root()) != (checkpoint.size, checkpoint.root):
-            raise AuditVerificationError(
-                f"the entries are not those of the checkpoint of {checkpoint.size}: the database is damaged"
-            )
-        proof = consistency_proof_from(self._tree, newer) if newer else []
-        return AddCheckpoint(old=old, proof=tuple(proof), note=note)
-
-    def accept(self) -> None:
-        """Note that the witness now stands where the last request asked it to."""
-        self._tree = self._grown
-
-
-def _tree_of(store: AuditStore, size: int) -> CompactRange:
-    tree = CompactRange()
-    for leaf_hash in store.leaf_hashes(size):
-        tree.append(leaf_hash)
-    return tree
 
 
 class Courier(Protocol):
@@ -231,7 +198,6 @@ class Witnessing:
     ) -> None:
         self._store, self._kept, self._courier = store, kept, courier
         self._witnesses, self._seconds, self._report = tuple(witnesses), seconds, report
-        self._growth = {witness.name: _Growth() for witness in witnesses}
         self._size: dict[str, int] | None = None
         """Assumed size of each witness; its own answer decides."""
         self._problems: dict[str, str | None] = {}
@@ -285,16 +251,11 @@ class Witnessing:
         if answer.status != OK:
             raise AuditVerificationError(f"{witness.name} answered {answer.status}: {answer.text.strip()}")
         statement = cosign(note, witness, answer.text)
-        self._growth[witness.name].accept()
         sizes[witness.name] = statement.size
         await asyncio.to_thread(self._kept.save, statement)
 
     async def _try(self, witness: KnownWitness, old: int) -> tuple[Answer, str]:
-        def request() -> AddCheckpoint:
-            checkpoint, note = latest_checkpoint(self._store)
-            return self._growth[witness.name].request(self._store, checkpoint, note, old)
-
-        made = await asyncio.to_thread(request)
+        made = await asyncio.to_thread(make_request, self._store, old)
         return await self._courier.add_checkpoint(witness.url or "", encode_request(made)), made.note
 
 

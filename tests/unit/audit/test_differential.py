@@ -15,11 +15,10 @@ from appliance.audit import verify
 from appliance.audit.merkle import (
     CompactRange,
     hash_leaf,
-    inclusion_proof,
     root_from_leaf_hashes,
     verify_consistency,
 )
-from tests.tree_proofs import log_consistency_proof, verify_inclusion
+from tests.tree_proofs import inclusion_proof, log_consistency_proof, verify_inclusion
 
 LARGEST = 1000
 ENTRIES = [number.to_bytes(2) for number in range(LARGEST)]

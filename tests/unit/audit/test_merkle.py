@@ -9,14 +9,19 @@ from hypothesis import strategies as st
 from appliance.audit.merkle import (
     EMPTY_ROOT,
     CompactRange,
-    consistency_proof_from,
+    HashTree,
     hash_leaf,
-    inclusion_proof,
     root_from_leaf_hashes,
     verify_consistency,
 )
 from appliance.errors import AuditVerificationError
-from tests.tree_proofs import log_consistency_proof, verify_inclusion
+from tests.tree_proofs import (
+    Levels,
+    consistency_proof,
+    inclusion_proof,
+    log_consistency_proof,
+    verify_inclusion,
+)
 
 # The eight leaves and roots that Certificate Transparency implementations have tested with since RFC 6962.
 LEAVES = [
@@ -147,5 +152,40 @@ def test_proofs_of_missing_entries_are_refused():
     for index, size in ((-1, 1), (1, 1), (0, 0), (0, 301)):
         with pytest.raises(AuditVerificationError):
             inclusion_proof(HASHES, index, size)
-    with pytest.raises(AuditVerificationError):
-        consistency_proof_from(CompactRange(), HASHES[:1])
+    for old, new in ((0, 1), (2, 1), (1, 301)):
+        with pytest.raises(AuditVerificationError):
+            log_consistency_proof(HASHES, old, new)
+
+
+def test_proofs_from_stored_tiles_read_a_few_tiles_whatever_the_size():
+    """Three levels of tiles: roots, paths and proofs are the defined ones, from two tiles of each level."""
+    hashes = [hash_leaf(number.to_bytes(4)) for number in range(3 * 65536 + 3 * 256 + 3)]
+    levels = Levels(hashes)
+    for size in (65535, 65536, 65537, 131071, 196608, len(hashes) - 3, len(hashes)):
+        tree = HashTree(size, levels)
+        expected = CompactRange()
+        for leaf_hash in hashes[:size]:
+            expected.append(leaf_hash)
+        assert tree.compact().subtrees == expected.subtrees
+        for index in (0, 255, 256, 65535 - 256, 65534, size // 2, size - 1):
+            levels.reads.clear()
+            fresh = HashTree(size, levels)
+            proof = fresh.inclusion_proof(index)
+            assert len(levels.reads) <= 2 * len(levels.levels)
+            assert max(levels.reads) <= 256
+            verify_inclusion(
+                leaf_hash=hashes[index], index=index, size=size, proof=proof, root=expected.root()
+            )
+        for old in (1, 255, 256, 257, 65535, size // 2, size - 1):
+            levels.reads.clear()
+            proof = HashTree(size, levels).consistency_proof(old)
+            assert len(levels.reads) <= 2 * len(levels.levels)
+            assert proof == consistency_proof(hashes, old, size)
+
+
+def test_a_missing_hash_is_an_error_and_no_wrong_proof():
+    levels = Levels([hash_leaf(number.to_bytes(4)) for number in range(1000)])
+    del levels.levels[1][2]
+    for make in (HashTree(1000, levels).root, lambda: HashTree(1000, levels).inclusion_proof(0)):
+        with pytest.raises(AuditVerificationError, match="level 1 are missing"):
+            make()

@@ -5,10 +5,10 @@ import pytest
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.export import make_receipt
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.verify import ExitCode, parse_key, verify_receipt
 from appliance.errors import AuditVerificationError
+from tests.tree_proofs import make_receipt
 
 READING = {"actor": "cli:root", "operation": "tail"}
 LEAVES = [

@@ -23,23 +23,6 @@ def test_sqlite_runs_with_full_synchronisation(sql_store):
     assert settings == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5000, "foreign_keys": 1}
 
 
-def test_finding_open_intents_uses_the_index(sql_store):
-    """Start-up reads one index in order, not every leaf."""
-    statements = []
-
-    @event.listens_for(sql_store._engine, "before_cursor_execute")
-    def remember(_connection, _cursor, statement, parameters, _context, _many):
-        statements.append((statement, parameters))
-
-    sql_store.open_intents()
-    statement, parameters = statements[-1]
-    with sql_store._engine.connect() as connection:
-        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
-    steps = [row[-1] for row in plan if row[-1].startswith(("SCAN", "SEARCH"))]
-    assert len(steps) == 2
-    assert all("USING COVERING INDEX audit_leaves_request_id_type" in step for step in steps)
-
-
 def test_a_full_disk_is_one_clear_line(sql_store, tmp_path):
     """The operator reads what is wrong and where; nothing was added."""
     grower = Grower(sql_store)

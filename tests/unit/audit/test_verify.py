@@ -18,10 +18,11 @@ from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.export import make_receipt, tile_path
+from appliance.audit.export import tile_path
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import Signer
 from appliance.audit.verify import ExitCode
+from tests.tree_proofs import make_receipt
 
 TIME = "2026-11-20T12:00:00.000Z"
 

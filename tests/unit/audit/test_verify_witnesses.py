@@ -13,11 +13,12 @@ from appliance.audit.checkpoint import Checkpoint, encode_body, parse_note, sign
 from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.export import make_receipt, tile_path
+from appliance.audit.export import tile_path
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import MldsaSigner, Signer
 from appliance.audit.verify import ExitCode
 from tests.signers import joined
+from tests.tree_proofs import make_receipt
 
 TIME = 1_763_640_000
 

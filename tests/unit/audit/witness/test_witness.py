@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_cosignatures
 from appliance.audit.cosignature import ED25519_COSIGNATURE
-from appliance.audit.merkle import CompactRange, consistency_proof_from, hash_leaf, root_from_leaf_hashes
+from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import MldsaSigner, Signer, mldsa_path
 from appliance.audit.witness.home import WitnessHome, load_cosigner_keys, load_verifier_keys
 from appliance.audit.witness.witness import (
@@ -31,7 +31,6 @@ from appliance.audit.witness.witness_state import MAX_REFUSED, WitnessState
 from appliance.errors import (
     AuditKeyError,
     AuditUnavailableError,
-    AuditVerificationError,
     ConfigurationError,
     MalformedCheckpointError,
 )
@@ -277,22 +276,6 @@ def test_parsing_any_request_raises_only_our_error(text):
             assert encode_request(parse_request(candidate)) == candidate
         except MalformedCheckpointError:
             continue
-
-
-@given(st.integers(1, 40), st.integers(0, 40))
-def test_proof_from_the_old_tree_equals_the_proof_from_all_leaves(old, more):
-    """The log keeps no old leaf hash to prove that it grew."""
-    new = min(40, old + more)
-    tree = CompactRange()
-    for leaf_hash in HASHES[:old]:
-        tree.append(leaf_hash)
-    assert consistency_proof_from(tree, HASHES[old:new]) == consistency_proof(HASHES, old, new)
-
-
-def test_there_is_no_proof_from_an_empty_tree():
-    """It would prove nothing."""
-    with pytest.raises(AuditVerificationError, match="empty"):
-        consistency_proof_from(CompactRange(), HASHES)
 
 
 # Durability and races.
