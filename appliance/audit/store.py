@@ -131,12 +131,12 @@ class SqlAuditStore(SqlStore):
 
     def hashes(self, level: int, start: int, end: int) -> list[bytes]:
         with self._reading() as connection:
-            found = _tiles(connection).read(level, start, end)
+            found = tiles_of(connection).read(level, start, end)
         if level and len(found) < end - start:
             # A gateway of a version without them may have appended the leaves.
             self.complete()
             with self._reading() as connection:
-                return _tiles(connection).read(level, start, end)
+                return tiles_of(connection).read(level, start, end)
         return found
 
     def complete(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
@@ -148,12 +148,12 @@ class SqlAuditStore(SqlStore):
         while True:
             with self._reading() as connection:
                 size = _read_head(connection).size
-                stored, total = _tiles(connection).stored(size), tile_rows(size)
+                stored, total = tiles_of(connection).stored(size), tile_rows(size)
             if stored == total:
                 return
             progress(stored, total)
             with self._writing() as connection:
-                if _tiles(connection).complete(size, most=FILL_ROWS):
+                if tiles_of(connection).complete(size, most=FILL_ROWS):
                     progress(total, total)
                     return
 
@@ -238,7 +238,7 @@ class SqlAuditStore(SqlStore):
         else:
             connection.execute(insert(audit_leaves), rows)
         if completes_tile(expected.size, new.size):
-            _tiles(connection).complete(new.size)
+            tiles_of(connection).complete(new.size)
 
     def _upsert(self, connection: Connection, table: Table, row: dict[str, Any], *, key: str) -> None:
         rest = {name: value for name, value in row.items() if name != key}
@@ -293,7 +293,7 @@ class SqlAuditStore(SqlStore):
             ) from error
 
 
-def _tiles(connection: Connection) -> TileHashes:
+def tiles_of(connection: Connection) -> TileHashes:
     mark = "%s" if connection.dialect.name == "postgresql" else "?"
     return TileHashes(connection.exec_driver_sql, mark)
 

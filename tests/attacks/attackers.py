@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from appliance.audit.checkpoint import parse_note, sign_note
 from appliance.audit.entry_types import EntryType
-from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.merkle import TILE_WIDTH, CompactRange, hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import Signer
 from appliance.tenancy import ApiKey
 from appliance.tenancy.edits import add_key
@@ -29,6 +29,20 @@ def edit_a_leaf_and_its_hash(past: Past) -> None:
     leaf = _edited(past)
     statement = "UPDATE audit_leaves SET leaf = :leaf, leaf_hash = :leaf_hash WHERE idx = :idx"
     past.scene.run(statement, idx=VICTIM, leaf=leaf, leaf_hash=hash_leaf(leaf))
+
+
+def edit_a_leaf_and_its_hashes(past: Past) -> None:
+    edit_a_leaf_and_its_hash(past)
+    rows = past.scene.rows("SELECT leaf_hash FROM audit_leaves ORDER BY idx LIMIT :width", width=TILE_WIDTH)
+    alter_a_tile_hash(past, root_from_leaf_hashes(row["leaf_hash"] for row in rows))
+
+
+def alter_a_tile_hash(past: Past, forged: bytes = bytes(32)) -> None:
+    past.scene.run("UPDATE audit_tile_hashes SET hash = :hash WHERE level = 1 AND number = 0", hash=forged)
+
+
+def remove_a_tile_hash(past: Past) -> None:
+    past.scene.run("DELETE FROM audit_tile_hashes WHERE level = 1 AND number = 0")
 
 
 def swap_two_leaves(past: Past) -> None:

@@ -67,6 +67,11 @@ EVERYTHING = (Loot.DATABASE, Loot.SEALED_HEAD, Loot.SIGNING_KEY)
 IN_FORCE = {Observer.RUNNING: TENANTS, Observer.START: TENANTS}
 OUTSIDERS = {Observer.HELD: DIVERGED, Observer.WITNESS: NOT_COSIGNED}
 
+PATH = (
+    "A start reads the newest hashes of each level, at most 256. The scheduled check finds an older one "
+    "within a day."
+)
+
 ATTACKS = (
     Attack(
         name="edit_a_leaf",
@@ -84,9 +89,49 @@ ATTACKS = (
         noticed={
             Observer.DATABASE: REFUSED,
             Observer.SELF_CHECK: DAMAGE,
+            **ALTERED,
+        },
+        remark="A start reads only the newest entries: one of the newest, at most 256 and those without a "
+        "signature, keeps the gateway from starting.",
+    ),
+    Attack(
+        name="edit_a_leaf_and_its_hashes",
+        title="Edit an entry and all hashes above it",
+        what="As before, and the hash of the tile above the entry is made to fit as well.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
             Observer.START: ROLLBACK,
             **ALTERED,
         },
+        remark=PATH,
+    ),
+    Attack(
+        name="alter_a_tile_hash",
+        title="Alter a hash above entries",
+        what="The stored hash of 256 entries is replaced; the entries stay.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **ALTERED,
+        },
+        remark=PATH,
+    ),
+    Attack(
+        name="remove_a_tile_hash",
+        title="Remove a hash above entries",
+        what="The stored hash of 256 entries is removed; the entries stay.",
+        loot=DATABASE_ONLY,
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            Observer.START: ROLLBACK,
+            **GONE,
+        },
+        remark="The newest hash of a level is computed again from the entries. " + PATH,
     ),
     Attack(
         name="swap_two_leaves",
@@ -96,7 +141,6 @@ ATTACKS = (
         noticed={
             Observer.DATABASE: REFUSED,
             Observer.SELF_CHECK: DAMAGE,
-            Observer.START: ROLLBACK,
             **ALTERED,
         },
     ),

@@ -46,7 +46,7 @@ def running_gateway(past: Past, attack) -> dict[Observer, str | None]:
 
     said: dict[Observer, str | None] = {Observer.SELF_CHECK: None, Observer.RUNNING: None}
     store = SqlAuditStore(past.scene.installation.database_url)
-    check = SelfCheck(store, rest=lambda _seconds: None)
+    check = SelfCheck(store, None, verify_seconds=3600, clock=lambda: 1.0, rest=lambda _seconds: None)
     try:
         with past.scene.tenant_store() as tenants:
             asyncio.run(run())

@@ -27,6 +27,7 @@ from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
+from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
@@ -113,6 +114,18 @@ class Scene:
             asyncio.run(serve_())
         finally:
             store.close()
+
+    def fill(self, count: int) -> None:
+        """Record many entries."""
+
+        async def fill_() -> None:
+            async with open_log(self.settings, store) as log:
+                reading = {"actor": "cli:root", "operation": "tail"}
+                for pending in [log.sink.submit(EntryType.AUDIT_READ, **reading) for _ in range(count)]:
+                    await log.sink.confirm(pending)
+
+        with closing(SqlAuditStore(self.installation.database_url)) as store:
+            asyncio.run(fill_())
 
     @contextmanager
     def tenant_store(self) -> Iterator[SqlTenantStore]:
@@ -291,7 +304,7 @@ def _new_witness(directory: Path, log_keys) -> Witness:
     return home.open(clock=time.time)  # noqa: TID251 - a root of its own
 
 
-LOG_TABLES = ("audit_leaves", "audit_head", "audit_checkpoints")
+LOG_TABLES = ("audit_leaves", "audit_tile_hashes", "audit_open_requests", "audit_head", "audit_checkpoints")
 TENANT_TABLES = ("tenants", "api_keys", "tenancy_generation")
 
 
@@ -326,6 +339,7 @@ class Past:
         """Requests whose prompts are kept, encrypted."""
         erased = new_entry_id(0, secrets.token_bytes(10))
         self.scene.serve("monday-1", "monday-2", archived=[*self.archived, erased], erased=[erased])
+        self.scene.fill(2 * TILE_WIDTH)  # a start reads newer entries only
         (self.erased,) = self.scene.rows("SELECT * FROM audit_payloads WHERE request_id = :one", one=erased)
         """The row of a prompt that was erased, in a copy of the database."""
         self.scene.run("DELETE FROM audit_payloads WHERE request_id = :one", one=erased)

@@ -59,6 +59,8 @@ def templates(servers, tmp_path_factory):
         prepare(base / "new")
         run("recover", "closed", "new")
         shutil.rmtree(base / "closed" / "export")
+        done = server.run("pad", base / "closed")
+        assert done.ended == 0, server.errors
         run("fill", "full", "closed")
         run("spool", "spooled", "closed")
     finally:

@@ -13,10 +13,11 @@ import pytest
 from appliance.audit import verify
 from appliance.audit.entry import decode
 from appliance.audit.export import export_log
+from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
-from appliance.audit.store import SqlAuditStore
 from appliance.infra.schema import upgrade_database
 from tests.audit_log import ORIGIN
+from tests.consistency import AsLeft, assert_consistent
 from tests.postgres import private_postgres
 from tests.writer_process import WriterProcess
 
@@ -68,8 +69,10 @@ def test_acknowledged_entries_survive_a_killed_database(server, tmp_path, gatewa
     # After the last kill everything works again, and closing ends open requests.
     assert [writer.close() for writer in writers] == [(0, "")] * gateways
 
-    store = SqlAuditStore(url)
+    store = AsLeft(url)
+    assert_consistent(store)
     leaves = store.leaves(0, 1_000_000)
+    assert len(leaves) > TILE_WIDTH
     assert [leaf.index for leaf in leaves] == list(range(len(leaves)))
     ids = [decode(leaf.leaf).id for leaf in leaves]
     promised = [entry for writer in writers for entry in writer.acknowledged]

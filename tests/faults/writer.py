@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -32,12 +33,14 @@ from sqlalchemy import event
 from appliance.audit.durability.durable import DurableLog
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
+from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.pending import Kept
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome
 from appliance.errors import ApplianceError, AuditError, AuditUnavailableError
 from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, settings_for, signer_in
+from tests.consistency import AsLeft, assert_consistent
 
 GROUPS = 2
 GROUP_REQUESTS = 3
@@ -116,6 +119,21 @@ def fill(directory: Path, _hold: Callable[[], None]) -> None:
     asyncio.run(fill_())
 
 
+def pad(directory: Path, _hold: Callable[[], None]) -> None:
+    """Write until the next task completes a tile in the middle of its entries."""
+    store = open_store(directory)
+
+    async def pad_() -> None:
+        async with open_log(_settings(directory), store) as log:
+            count = TILE_WIDTH - 6 - log.log.state().size % TILE_WIDTH
+            reading = {"actor": "cli:root", "operation": "tail"}
+            for pending in [log.sink.submit(EntryType.AUDIT_READ, **reading) for _ in range(count)]:
+                await log.sink.confirm(pending)
+
+    asyncio.run(pad_())
+    store.close()
+
+
 def spool(directory: Path, hold: Callable[[], None]) -> None:
     """Continue to record while the database fails, and end before it works again."""
     store = open_store(directory)
@@ -159,6 +177,8 @@ def cosign(directory: Path, hold: Callable[[], None]) -> None:
 
 def recover(directory: Path, _hold: Callable[[], None]) -> None:
     """Start as after a crash, stop in order, and export what an auditor would be given."""
+    with closing(AsLeft(locate(settings_for(directory)).database_url)) as left:
+        assert_consistent(left)
     store = open_store(directory)
 
     async def start_and_stop() -> None:
@@ -171,7 +191,8 @@ def recover(directory: Path, _hold: Callable[[], None]) -> None:
 
 
 TASKS = {
-    task.__name__: task for task in (create, write, close, fill, spool, drain, carelessly, cosign, recover)
+    task.__name__: task
+    for task in (create, write, close, fill, pad, spool, drain, carelessly, cosign, recover)
 }
 
 

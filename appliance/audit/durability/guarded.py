@@ -33,6 +33,11 @@ class LogFiles:
     sealed_head: Path
     spool: Path
 
+    @property
+    def self_check(self) -> Path:
+        """Progress of the self-check, and damage it has found."""
+        return self.sealed_head.with_name("audit.checked")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedLog:
@@ -98,7 +103,7 @@ async def open_guarded(
             monitor = HealthMonitor(
                 log=log,
                 durable=sink,
-                check=SelfCheck(store),
+                check=SelfCheck(store, files.self_check, verify_seconds=settings.verify_seconds, clock=clock),
                 disks=_disks(files, settings),
                 low_disk_bytes=settings.low_disk_bytes,
                 verify_seconds=settings.verify_seconds,

@@ -122,7 +122,10 @@ class HealthMonitor:
         self._verify_seconds, self._clock = verify_seconds, clock
         self._metrics, self._logger = metrics, logger
         self._disks: tuple[DiskSpace, ...] = ()
-        self._verification = Verification()
+        self._verification = check.found
+        if check.found.damage:
+            # Before the first request: what a former process has found is not forgotten.
+            self._found_damage(check.found.damage)
 
     def health(self) -> AuditHealth:
         return AuditHealth(
@@ -131,7 +134,8 @@ class HealthMonitor:
 
     async def run(self) -> None:
         """Check until cancelled."""
-        await asyncio.gather(self._poll_disks(), *([self._verify()] if self._verify_seconds else []))
+        checks = self._verify_seconds or self._verification.damage
+        await asyncio.gather(self._poll_disks(), *([self._verify()] if checks else []))
 
     async def _poll_disks(self) -> None:
         while True:
@@ -151,23 +155,33 @@ class HealthMonitor:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="audit-check") as thread:
             try:
-                while self._verification.damage is None:
+                while True:
                     state = self._log.state()
                     verify = partial(self._check.round, state.size, state.root)
                     try:
                         await loop.run_in_executor(thread, verify)
                     except DamagedError as error:
-                        self._found_damage(f"the audit log is damaged: {error}")
+                        # Until a restart, after which its place is checked first.
+                        self._found_damage(str(error))
+                        return
                     except AuditUnavailableError as error:
                         self._verification = replace(self._verification, failure=str(error))
                     else:
-                        self._verification = Verification(time=self._clock(), size=self._check.size)
-                    await asyncio.sleep(self._verify_seconds)
+                        self._passed()
+                    if not self._verify_seconds and self._verification.damage is None:
+                        return
+                    await asyncio.sleep(self._verify_seconds or DISK_SECONDS)
             finally:
                 # Otherwise leaving this block would wait for a round over the whole log.
                 self._check.stop()
 
+    def _passed(self) -> None:
+        if self._durable.damage:
+            self._logger.info("audit_damage_repaired", tree_size=self._log.state().size)
+        self._durable.damage, self._verification = None, self._check.found
+
     def _found_damage(self, damage: str) -> None:
-        self._verification = replace(self._verification, time=self._clock(), damage=damage)
+        damage = f"the audit log is damaged: {damage}"
+        self._verification = replace(self._verification, damage=damage)
         self._durable.damage = damage
-        self._logger.error("audit_damage_found", error=damage, tree_size=self._check.size)
+        self._logger.error("audit_damage_found", error=damage, tree_size=self._log.state().size)

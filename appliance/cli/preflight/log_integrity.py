@@ -74,6 +74,6 @@ def check_newest(inquiry: Inquiry, signer: Signer) -> Check:
         return NEWEST.skipped("the log is empty")
     newest_signed = max((checkpoint.size for checkpoint in signed), default=0)
     return NEWEST.ok(
-        f"{head.size - start} of {head.size} hashed, {newest_signed} signed, the tree matches the signed one; "
+        f"{head.size - start} of {head.size} hashed, {newest_signed} signed, the tree is the signed one; "
         "`appliance audit verify` reads all of them"
     )
