@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +106,8 @@ class GatewayOpener:
             # Closed after the stores, which give their connections back to it.
             database = stack.enter_context(closing(Database(installation.database_url)))
             # Opened before the other stores: it makes or checks the tables of all.
-            store = stack.enter_context(closing(SqlAuditStore(database)))
+            progress = _report_upgrade(self.logger)
+            store = stack.enter_context(closing(SqlAuditStore(database, progress=progress)))
             audit = await enter(
                 open_guarded(
                     store=store,
@@ -236,6 +237,19 @@ def _observe_witnesses(metrics: Metrics, witnessing: Witnessing) -> None:
     metrics.audit_witnesses.labels("cosigned").set_function(lambda: witnessing.level.cosigned)
     metrics.audit_witnessed_size.set_function(lambda: witnessing.level.size)
     metrics.audit_witness_time.set_function(lambda: witnessing.level.time)
+
+
+def _report_upgrade(logger: Logger) -> Callable[[int, int], None]:
+    """Log each percent of the hashes that an upgrade adds to the audit log."""
+    percent = -1
+
+    def report(done: int, total: int) -> None:
+        nonlocal percent
+        if (now := done * 100 // total) != percent:
+            percent = now
+            logger.info("audit_upgrading", detail=f"{done} of {total} hash tiles", count=done)
+
+    return report
 
 
 def _report_witness(logger: Logger, name: str, problem: str | None) -> None:

@@ -1,13 +1,14 @@
 """`appliance audit upgrade-database | grants | migrate | rotate-key`: database and keys of the audit log."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Annotated
 
 import typer
 
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.migrate import copy_log
+from appliance.audit.recovery import check_tail
 from appliance.audit.rotation import Rotated, rotate_keys
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
@@ -34,7 +35,11 @@ def upgrade(
     data: DataOption = None,
 ) -> None:
     """Create or upgrade the audit log's tables; on PostgreSQL as the role that owns them."""
-    upgrade_database(url or locate(settings_from(config, data)).database_url, grant_to=grant_to)
+    url = url or locate(settings_from(config, data)).database_url
+    upgrade_database(url, grant_to=grant_to)
+    with _progress("hash tiles") as progress, closing(SqlAuditStore(url, progress=progress)) as store:
+        head = store.head()
+        check_tail(store, head, head.size)
     typer.echo("the audit database is up to date")
 
 
@@ -64,12 +69,7 @@ def migrate(
             # A writer of this log holds this name; while it is held here, none can start.
             held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
             stack.callback(held.release)
-        bar = stack.enter_context(typer.progressbar(length=1, label="entries"))
-
-        def progress(done: int, total: int) -> None:
-            bar.length = max(total, 1)
-            bar.update(done - bar.pos)
-
+        progress = stack.enter_context(_progress("entries"))
         head = copy_log(
             source or installation.database_url,
             to,
@@ -78,6 +78,17 @@ def migrate(
         )
     done = "set audit.database_url to the new database and start the gateways"
     typer.echo(f"copied {head.size} entries; {done}")
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    with typer.progressbar(length=1, label=label) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.length = max(total, 1)
+            bar.update(done - bar.pos)
+
+        yield progress
 
 
 def rotate_key(config: ConfigOption = None, data: DataOption = None) -> None:

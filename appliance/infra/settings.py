@@ -595,7 +595,8 @@ class AuditSettings(Section):
     """Free space on the disk of the database (SQLite), the spool or the data directory below which operators
     are warned."""
     verify_seconds: Annotated[float, Field(ge=0)] = 3600.0
-    """Time between two comparisons of stored entries with written ones; 0: never."""
+    """Time between two rounds of the check of stored entries, which reads the whole log within a day;
+    0: never."""
     payload_keys_directory: Path | None = None
     """Directory, mode 0700, of the keys of stored content; default: `payload-keys` in the data directory.
     Gateways that share a database need the same.  Back it up apart from the database, with a short

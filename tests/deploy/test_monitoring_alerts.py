@@ -537,21 +537,21 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceAuditUnverified",
-        story="the check stops for five hours",
+        story="no pass ends for two days, with a restart; then one does",
         series={
-            g("appliance_audit_last_verification_timestamp_seconds"): "0x59 3600x300 21600x60",
-            g("process_start_time_seconds"): "0x430",
+            g("appliance_audit_last_verification_timestamp_seconds"): "0x59 3600x2960 180000x60",
+            g("process_start_time_seconds"): "0x1000 60000x2080",
         },
-        quiet=200, fires=300, resolved=380,
+        quiet=2900, fires=2960, resolved=3070,
     ),
     Case(
         alert="ApplianceAuditUnverified",
-        story="a gateway has just started",
+        story="a new gateway has two days for its first pass",
         series={
-            g("appliance_audit_last_verification_timestamp_seconds"): "0x300",
-            g("process_start_time_seconds"): "9000x300",
+            g("appliance_audit_last_verification_timestamp_seconds"): "0x3100",
+            g("process_start_time_seconds"): "9000x3100",
         },
-        quiet=250,
+        quiet=3000, fires=3060,
     ),
     Case(
         alert="ApplianceAuditDamaged",

@@ -431,12 +431,13 @@ class Metrics:
             "Size of the spool. At `audit.spool_bytes` requests are refused.",
         )
         self.audit_verified_size = gauge(
-            "appliance_audit_verified_size", "Entries that the log's own check has read and found unaltered."
+            "appliance_audit_verified_size",
+            "Entries that the last pass of the log's own check has read, all of them, and found unaltered.",
         )
         self.audit_verified_time = gauge(
             "appliance_audit_last_verification_timestamp_seconds",
-            "Time when that check last ended; 0 for not yet. If older than twice `audit.verify_seconds`, "
-            "see the status.",
+            "Time when a pass of that check over the whole log last ended; 0 for not yet. If older than two "
+            "days, see the status.",
         )
         self.audit_signing_key_time = gauge(
             "appliance_audit_signing_key_file_timestamp_seconds",

@@ -29,10 +29,10 @@ STATE = Row(
         ),
         Panel(
             title="Last checked",
-            text="Time since the last check of stored entries; it runs every `audit.verify_seconds`.",
+            text="Time since the check of stored entries last read the whole log, which takes it less than a day.",
             queries=(Query(expr=since("appliance_audit_last_verification_timestamp_seconds")),),
             unit="s", kind="stat", width=3, height=4, mappings={"-1": ("not yet", "orange")},
-            thresholds=((2 * 3600, "orange"), (3 * 3600, "red")),
+            thresholds=((DAY, "orange"), (2 * DAY, "red")),
         ),
         Panel(
             title="Last witnessed",
@@ -46,7 +46,7 @@ STATE = Row(
             text="Time since the last egress check of a gateway.",
             queries=(Query(expr=since("appliance_egress_last_check_timestamp_seconds")),),
             unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")},
-            thresholds=((2 * 3600, "orange"), (3 * 3600, "red")),
+            thresholds=((DAY, "orange"), (2 * DAY, "red")),
         ),
     ),
 )  # fmt: skip
