@@ -91,7 +91,7 @@ class SqlAuditStore(SqlStore):
         try:
             self._check_schema()
             self.complete(progress)
-        except AuditError:
+        except BaseException:
             self.close()
             raise
 

@@ -51,7 +51,7 @@ def test_suite_injects_faults_into_durable_writes(scenes):
 @pytest.mark.parametrize(
     ("report", "complaint"),
     [
-        ({"acknowledged": [99, "x", "00"]}, "the log ends at"),
+        ({"acknowledged": [999, "x", "00"]}, "the log ends at"),
         ({"acknowledged": [0, "x", "00"]}, "not the one that was acknowledged"),
         ({"acknowledged": [None, "x", None]}, "is not in the log"),
         ({"refused": ["request.outcome", "x"]}, "its intent is gone"),
