@@ -13,6 +13,7 @@ from appliance.audit import verify
 from appliance.audit.checkpoint import verify_checkpoint
 from appliance.audit.entry import decode
 from appliance.audit.entry_types import EntryType
+from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.signing_keys import Signer
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.writer import BEATS
@@ -613,6 +614,22 @@ async def test_a_damaged_database_is_refused_at_opening(sql_store, open_log, tmp
         async with open_log(store):
             pytest.fail("a damaged log was opened")
     store.close()
+
+
+@pytest.mark.parametrize(("index", "is_found"), [(-1, True), (-256, True), (0, False)])
+async def test_an_altered_new_entry_is_found_at_a_start(memory_store, open_log, index, is_found):
+    """Its bytes are hashed again, from the tile of the newest signature on; an older one is left to the check."""
+    async with open_log(memory_store, checkpoint_seconds=1000, checkpoint_entries=1000) as log:
+        for pending in [log.submit(READ, **READING) for _ in range(2 * TILE_WIDTH - 1)]:
+            await log.confirm(pending)
+    assert len(memory_store.stored) == 2 * TILE_WIDTH
+    memory_store.stored[index] = replace(memory_store.stored[index], leaf=b"{}")
+    if not is_found:
+        async with open_log(memory_store):
+            return
+    with pytest.raises(AuditVerificationError, match="missing or was altered"):
+        async with open_log(memory_store):
+            pytest.fail("an altered log was opened")
 
 
 async def test_a_store_that_cannot_be_written_does_not_open(memory_store, open_log):
