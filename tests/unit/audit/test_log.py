@@ -618,7 +618,7 @@ async def test_a_damaged_database_is_refused_at_opening(sql_store, open_log, tmp
 
 @pytest.mark.parametrize(("index", "is_found"), [(-1, True), (-256, True), (0, False)])
 async def test_an_altered_new_entry_is_found_at_a_start(memory_store, open_log, index, is_found):
-    """Its bytes are hashed again, from the tile of the newest signature on; an older one is left to the check."""
+    """From the tile of the newest signature on, bytes are hashed again; others are left to the check."""
     async with open_log(memory_store, checkpoint_seconds=1000, checkpoint_entries=1000) as log:
         for pending in [log.submit(READ, **READING) for _ in range(2 * TILE_WIDTH - 1)]:
             await log.confirm(pending)

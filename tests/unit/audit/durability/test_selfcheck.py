@@ -94,18 +94,22 @@ def test_an_altered_log_is_found_out(how, after_a_round):
     assert check.found.damage
 
 
-def test_every_level_of_hashes_is_checked(monkeypatch):
-    """Also one that no start reads."""
-    monkeypatch.setattr("appliance.audit.durability.selfcheck.LEAST_TILES", 1000)
-    store = Leaves(TILE_WIDTH**2 + TILE_WIDTH)
+def test_every_hash_of_every_level_is_checked(monkeypatch):
+    """Also those that no start reads: with tiles of four, seventy leaves have three levels above them."""
+    monkeypatch.setattr("appliance.audit.merkle.LEVEL_BITS", 2)
+    for module in ("appliance.audit.merkle", "appliance.audit.durability.selfcheck", "tests.tree_proofs"):
+        monkeypatch.setattr(f"{module}.TILE_WIDTH", 4)
+    store = Leaves(70)
     _check(store).round(*store.head)
-    store.hashes.levels[1][77] = bytes(32)
-    with pytest.raises(DamagedError, match="hash 77 of level 1"):
-        _check(store).round(*store.head)
-    store.grow(0)
-    store.hashes.levels[2][0] = bytes(32)
-    with pytest.raises(DamagedError):
-        _check(store).round(*store.head)
+    levels = store.hashes.levels
+    assert [len(level) for level in levels] == [70, 17, 4, 1]
+    for level in levels[1:]:
+        for number, right in enumerate(level):
+            level[number] = bytes(32)
+            with pytest.raises(DamagedError):
+                _check(store).round(*store.head)
+            level[number] = right
+    _check(store).round(*store.head)
 
 
 def test_it_rests_most_of_the_time():
