@@ -25,7 +25,7 @@ from appliance.app.announcer import Announcer
 from appliance.app.opened import WALL_CLOCK, GatewayOpener, OpenedParts, new_request_id
 from appliance.audit.content.payload_keys import PayloadKeys, load_master_key
 from appliance.audit.content.payloads import SqlPayloadStore
-from appliance.audit.signing_keys import load_signing_key
+from appliance.audit.signing_keys import encode_keys, load_public_keys
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verification import LogVerification
 from appliance.control.approvals import Approvals, SqlApprovalStore
@@ -363,7 +363,9 @@ class GatewayRole(GatewayOpener):
             verification=LogVerification(
                 database_url=installation.database_url,
                 scratch=installation.directory,
-                vkey=lambda: load_signing_key(installation.signing_key, audit.origin).vkey,
+                vkey=lambda: encode_keys(
+                    load_public_keys(installation.signing_key, audit.origin, installation.public_key)
+                ),
                 witnesses=audit.witnesses,
                 keep_free_bytes=audit.low_disk_bytes,
                 clock=WALL_CLOCK,

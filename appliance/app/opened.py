@@ -1,11 +1,13 @@
 """What a gateway opens and has to close again: its name, database, log, content, limits, costs, clients."""
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -21,7 +23,13 @@ from appliance.audit.content.retention import MISDATED
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.gateway_name import GatewayName
-from appliance.audit.signing_keys import Signer, load_signing_key, prepare_mldsa_key
+from appliance.audit.signing_keys import (
+    Signer,
+    keep_public_keys,
+    load_signing_key,
+    prepare_mldsa_key,
+    refuse_retired,
+)
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.witness_client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
@@ -96,7 +104,8 @@ class GatewayOpener:
         settings, installation = self.settings, self.installation
         metrics = self._make_metrics()
         token, tls = load_control_token(installation), WorkerTls(settings.pool)
-        signer = self._load_signer(metrics)
+        # In a thread: a token may be slow to log in.
+        signer = await asyncio.to_thread(self._load_signer, metrics)
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             if self.prober is not None:
@@ -223,7 +232,10 @@ class GatewayOpener:
         key = self.installation.signing_key
         prepare_mldsa_key(key, wanted=self.settings.audit.post_quantum)
         signer = load_signing_key(key, self.settings.audit.origin)
-        metrics.audit_signing_key_time.set(key.stat().st_mtime)
+        refuse_retired(signer, self.installation.retired_keys)
+        keep_public_keys(key, signer, self.installation.public_key)
+        file = key if isinstance(key, Path) else self.installation.public_key
+        metrics.audit_signing_key_time.set(file.stat().st_mtime)
         return signer
 
 

@@ -10,6 +10,9 @@ the same command, which completes the rotation.
 Every step does only what is missing: run an interrupted rotation again to complete it.  The file of the new
 key is created first, and while it exists no gateway starts (`load_signing_key`), so the old key never signs
 alone after the entry that ends it.
+
+To another place, such as into a token, from one or between two, no file is moved: the old key is retired
+first, and no gateway of this machine starts with it (`refuse_retired`).
 """
 
 import base64
@@ -32,12 +35,14 @@ from appliance.audit.signing_keys import (
     Signer,
     create_mldsa_key,
     create_signing_key,
+    is_retired,
     load_keys,
-    mldsa_path,
+    retire,
 )
 from appliance.audit.store import AuditStore, Head, Leaf, StoredCheckpoint
 from appliance.errors import AuditError, AuditKeyError
 from appliance.infra.files import sync_directory
+from appliance.infra.key_location import KeyLocation, mldsa_path
 
 PAGE = 1000
 
@@ -47,8 +52,8 @@ class Rotated:
     signer: Signer
     size: int
     """Entries the checkpoint covers that both keys signed."""
-    retired: tuple[Path, ...]
-    """Files of the old keys, to be destroyed."""
+    retired: tuple[KeyLocation, ...]
+    """Where the old keys are, to be destroyed."""
 
 
 def short_form(key: VerifierKey) -> str:
@@ -92,8 +97,7 @@ def rotate_keys(
         create_signing_key(fresh)
     new = load_keys(fresh, fresh_mldsa if fresh_mldsa.exists() else mldsa_path(path), origin)
     old = load_keys(path, mldsa_path(path), origin)
-    note, latest = sealed.read(), store.latest_checkpoint()
-    if note and latest and _signed(note, old, new) and _signed(latest.note, new):
+    if _is_handed_over(store, sealed, old, new):
         # Only the files are left to be moved.
         size = store.head().size
     else:
@@ -103,6 +107,53 @@ def rotate_keys(
         _replace(file) for file in (mldsa_path(path), path) if file.with_name(file.name + FRESH).exists()
     ]
     return Rotated(signer=load_keys(path, mldsa_path(path), origin), size=size, retired=tuple(retired))
+
+
+def rotate_to(
+    *,
+    store: AuditStore,
+    place: KeyLocation,
+    to: KeyLocation,
+    origin: str,
+    retired: Path,
+    sealed: SealedHead,
+    gateway: str,
+    actor: str,
+    clock: Callable[[], float],
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> Rotated:
+    """
+    Hand the log over to the keys at `to`; no other process may be writing to it.
+
+    A key in a file is created if it is missing, one in a token never.  `retired` keeps the old keys from
+    signing on this machine.  Raises as `rotate_keys`.
+    """
+    old = load_keys(place, mldsa_path(place), origin)
+    if isinstance(to, Path) and not to.exists():
+        create_signing_key(to)
+    if len(old.signers) > 1 and not mldsa_path(to).exists():
+        create_mldsa_key(mldsa_path(to))
+    new = load_keys(to, mldsa_path(to), origin)
+    if len(new.signers) != len(old.signers):
+        raise AuditKeyError(f"the log has no post-quantum key: move {mldsa_path(to)} away")
+    if is_retired(new, retired):
+        raise AuditKeyError(f"the key at {to} has signed this log before: generate another")
+    latest = store.latest_checkpoint()
+    is_resumed = is_retired(old, retired) or (latest is not None and _signed(latest.note, new))
+    # Before the entry: a crash after this line leaves a log that no gateway of this machine opens.
+    retire(old, retired)
+    if _is_handed_over(store, sealed, old, new):
+        size = store.head().size
+    else:
+        named = _successors(store) if is_resumed else set()
+        size = _hand_over(store, sealed, gateway, old, new, named, actor, clock, random_bytes)
+    others = (mldsa_path(place),) if len(old.signers) > 1 else ()
+    return Rotated(signer=new, size=size, retired=(place, *others))
+
+
+def _is_handed_over(store: AuditStore, sealed: SealedHead, old: Signer, new: Signer) -> bool:
+    note, latest = sealed.read(), store.latest_checkpoint()
+    return bool(note and latest and _signed(note, old, new) and _signed(latest.note, new))
 
 
 def _hand_over(

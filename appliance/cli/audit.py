@@ -19,7 +19,13 @@ import typer
 from appliance.audit import verify as verifier
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.signing_keys import load_signing_key
+from appliance.audit.signing_keys import (
+    encode_keys,
+    keep_public_keys,
+    load_kept,
+    load_public_keys,
+    load_signing_key,
+)
 from appliance.cli.audit_maintenance import COMMANDS as MAINTENANCE_COMMANDS
 from appliance.cli.common.audit_log import (
     PAGE,
@@ -34,6 +40,7 @@ from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
 from appliance.cli.witness import commands as witness_commands
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
+from appliance.infra.key_location import TokenKey
 from appliance.infra.settings import Settings
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
@@ -172,7 +179,12 @@ def export(
 @commands.command()
 def key(config: ConfigOption = None, data: DataOption = None) -> None:
     """Print the public key that verifies this log."""
-    typer.echo(_vkey(settings_from(config, data)))
+    settings = settings_from(config, data)
+    installation = locate(settings)
+    location, kept = installation.signing_key, installation.public_key
+    if isinstance(location, TokenKey) and not load_kept(location, kept):
+        keep_public_keys(location, load_signing_key(location, settings.audit.origin), kept)
+    typer.echo(_vkey(settings))
 
 
 def _add_payloads(settings: Settings, export: Path) -> None:
@@ -192,7 +204,10 @@ def _beside(directory: Path) -> Iterator[Path]:
 
 
 def _vkey(settings: Settings) -> str:
-    return load_signing_key(locate(settings).signing_key, settings.audit.origin).vkey
+    installation = locate(settings)
+    return encode_keys(
+        load_public_keys(installation.signing_key, settings.audit.origin, installation.public_key)
+    )
 
 
 def _line(index: int, entry: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,15 +11,16 @@ import typer
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.migrate import copy_log
 from appliance.audit.recovery import check_tail
-from appliance.audit.rotation import Rotated, rotate_keys
+from appliance.audit.rotation import Rotated, rotate_keys, rotate_to
 from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.common.audit_log import has_log
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.options import ConfigOption, DataOption, key_location, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.gateway.batch.tables import metadata as batch_tables
 from appliance.gateway.cost.store import metadata as cost_tables
 from appliance.infra.data_directory import Installation, locate
+from appliance.infra.key_location import KeyLocation
 from appliance.infra.os_account import account_name
 from appliance.infra.schema import grants as grants_sql
 from appliance.infra.schema import upgrade_database
@@ -91,24 +94,40 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
-def rotate_key(config: ConfigOption = None, data: DataOption = None) -> None:
-    """Rotate the log's signing keys; stop every gateway first."""
+def rotate_key(
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Path or `pkcs11:` URI of the new key; default: it takes the place of the old one."
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """
+    Rotate the log's signing keys; stop every gateway first.
+
+    With `--to`, the log is handed over to a key at another place, such as in a token, where it must have been
+    generated; name it in `audit.signing_key_file` afterwards.
+    """
     settings = settings_from(config, data)
     installation = locate(settings)
     # While the name is held here, no gateway of this machine can run.
     held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
     try:
-        rotated = _rotate(settings, installation, held.name)
+        rotated = _rotate(settings, installation, held.name, None if to is None else key_location(to))
     finally:
         held.release()
     typer.echo(f"both keys have signed the log of {rotated.size} entries; the new key signs from now on.")
     typer.echo("Hand these public keys to auditors and witnesses:")
     typer.echo(rotated.signer.vkey)
+    if to is not None:
+        typer.echo(f"Set audit.signing_key_file, or no gateway starts: {to}", err=True)
     for file in rotated.retired:
         typer.echo(f"Destroy {file}: its holder can forge the log's past.", err=True)
 
 
-def _rotate(settings: Settings, installation: Installation, gateway: str) -> Rotated:
+def _rotate(settings: Settings, installation: Installation, gateway: str, to: KeyLocation | None) -> Rotated:
     store = SqlAuditStore(installation.database_url)
     try:
         # A running gateway would continue to sign with the key it has in memory.
@@ -120,9 +139,19 @@ def _rotate(settings: Settings, installation: Installation, gateway: str) -> Rot
                     f"silent for {settings.audit.gateway_dead_seconds:g} s"
                 )
                 raise ConfigurationError(message)
-        return rotate_keys(
+        place = installation.signing_key
+        if to == place:
+            raise ConfigurationError("--to names the key that signs now: name another")
+        if to is not None:
+            rotate = partial(rotate_to, place=place, to=to, retired=installation.retired_keys)
+        elif isinstance(place, Path):
+            rotate = partial(rotate_keys, path=place)
+        else:
+            raise ConfigurationError(
+                "the signing key is in a token: generate a new one there, and name it in --to"
+            )
+        return rotate(
             store=store,
-            path=installation.signing_key,
             origin=settings.audit.origin,
             sealed=SealedHead(installation.sealed_head),
             gateway=gateway,

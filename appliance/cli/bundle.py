@@ -16,11 +16,12 @@ from typing import Annotated
 
 import typer
 
-from appliance.audit.signing_keys import create_signing_key, load_keys, mldsa_path
+from appliance.audit.signing_keys import create_signing_key, load_keys
 from appliance.cli.bundle_load import COMMANDS as LOAD_COMMANDS
 from appliance.cli.bundle_load import BaseOption, SourceArgument, TrustedOption, trusted_keys
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.options import ConfigOption, DataOption, key_location, settings_from, wall_clock
 from appliance.errors import ConfigurationError
+from appliance.infra.key_location import mldsa_path
 from appliance.sovereignty.bundle.build import Stamp, build_bundle, join_difference, make_difference
 from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle, verify_bundle
 from appliance.sovereignty.bundle.emit import Form, emit
@@ -52,19 +53,29 @@ KeyNameOption = Annotated[str, typer.Option(help="Name of the key, such as examp
 
 @commands.command(name="new-key")
 def new_key(
-    path: Annotated[Path, typer.Argument(help="File to create, mode 0600; never replaced.")],
+    path: Annotated[
+        str, typer.Argument(help="File to create, mode 0600, never replaced; or `pkcs11:` URI of a key.")
+    ],
     key_name: KeyNameOption,
 ) -> None:
-    """Create a key that signs bundles, and print the line for the trusted keys of sites."""
-    create_signing_key(path)
-    typer.echo(load_keys(path, mldsa_path(path), key_name).vkey)
+    """
+    Create a key that signs bundles, and print the line for the trusted keys of sites.
+
+    A key in a token is there already: it is generated with the token's own tool.
+    """
+    location = key_location(path)
+    if isinstance(location, Path):
+        create_signing_key(location)
+    typer.echo(load_keys(location, mldsa_path(location), key_name).vkey)
 
 
 @commands.command()
 def build(
     recipe: Annotated[Path, typer.Argument(help="Recipe (YAML) of the bundle.")],
     directory: DirectoryArgument,
-    key: Annotated[Path, typer.Option(help="File with the private key that signs.")],
+    key: Annotated[
+        str, typer.Option(help="File with the private key that signs, or `pkcs11:` URI of a key in a token.")
+    ],
     key_name: KeyNameOption,
     key_not_after: Annotated[
         str, typer.Option(help="Last day on which sites accept signatures of this key.")
@@ -79,10 +90,11 @@ def build(
         last_day = date.fromisoformat(key_not_after)
     except ValueError as error:
         raise ConfigurationError("--key-not-after must be a date such as 2027-12-31") from error
+    location = key_location(key)
     stamp = Stamp(
         created=created,
         key_not_after=end_of(last_day),
-        signer=load_keys(key, mldsa_path(key), key_name),
+        signer=load_keys(location, mldsa_path(location), key_name),
     )
     helm = shutil.which("helm")
     manifest = build_bundle(

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from appliance.audit.cosigned import CosignedCheckpoints, newest_by_witness
-from appliance.audit.signing_keys import load_signing_key
+from appliance.audit.signing_keys import load_public_keys
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.witness.home import WitnessHome, load_verifier_keys
 from appliance.audit.witness.witness import (
@@ -116,11 +116,10 @@ def export_head(
 def import_(file: FileArgument, config: ConfigOption = None, data: DataOption = None) -> None:
     """Import the cosignatures in a file from a witness."""
     settings = settings_from(config, data)
-    signer = load_signing_key(locate(settings).signing_key, settings.audit.origin)
+    installation = locate(settings)
+    log_keys = load_public_keys(installation.signing_key, settings.audit.origin, installation.public_key)
     with _open_log(settings) as (store, kept):
-        for cosigned in import_cosigned(
-            store, _read(file), load_witnesses(settings.audit), (signer.verifier_key,)
-        ):
+        for cosigned in import_cosigned(store, _read(file), load_witnesses(settings.audit), log_keys[:1]):
             kept.save(cosigned)
             typer.echo(f"{cosigned.witness} cosigned {cosigned.size} entries at {_time(cosigned.time)}")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from appliance.errors import ConfigurationError
 from appliance.infra.files import write_private
+from appliance.infra.key_location import KeyLocation, secret_files
 from appliance.infra.settings import Settings
 
 TOKEN_BYTES = 32
@@ -22,7 +23,7 @@ TOKEN_BYTES = 32
 class Installation:
     directory: Path
     database_url: str
-    signing_key: Path
+    signing_key: KeyLocation
     spool: Path
     """Directory of audit entries that wait for the database."""
     payload_keys: Path
@@ -32,12 +33,27 @@ class Installation:
     tenants_mac_key: Path
     """Key of the MAC over tenants and keys, mode 0600."""
     drafts: Path
-    drafts_key: Path
+    drafts_key: KeyLocation
 
     @property
     def sealed_head(self) -> Path:
         """The newest signed head, kept apart from the database so that its rollback shows."""
         return self.directory / "audit.head"
+
+    @property
+    def public_key(self) -> Path:
+        """The public half of the log's key, if that is in a token: only a process that signs opens it."""
+        return self.directory / "audit.vkey"
+
+    @property
+    def drafts_public_key(self) -> Path:
+        """The same of the drafts' key."""
+        return self.directory / "drafts.vkey"
+
+    @property
+    def retired_keys(self) -> Path:
+        """Verifier keys that a rotation to another place has ended; they must not sign again."""
+        return self.directory / "audit.retired"
 
     @property
     def tenants_newest(self) -> Path:
@@ -97,8 +113,9 @@ def private_paths(settings: Settings, installation: Installation) -> frozenset[P
         *(tls.key_file, tls.key_password_file, tls.command_key_file, settings.pool.key_file),
         *(settings.tenants.file, settings.tenants.mac_key_file),
     )
-    own = (installation.directory, installation.signing_key, installation.spool, installation.drafts_key)
-    return frozenset({*own, *(path.absolute() for path in elsewhere if path is not None)})
+    own = (installation.directory, installation.spool)
+    keys = (*secret_files(installation.signing_key), *secret_files(installation.drafts_key))
+    return frozenset({*own, *keys, *(path.absolute() for path in elsewhere if path is not None)})
 
 
 def keys_travel_with_data(settings: Settings) -> bool:
@@ -132,7 +149,7 @@ def prepare(
     except OSError as error:
         reason = f"the data directory {directory} cannot be written to ({error.strerror})"
         raise ConfigurationError(f"{reason}: choose another with --data") from error
-    if not installation.signing_key.exists():
+    if isinstance(installation.signing_key, Path) and not installation.signing_key.exists():
         create_signing_key(installation.signing_key)
     _prepare_control_token(installation, random_bytes)
 

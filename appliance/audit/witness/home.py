@@ -20,11 +20,11 @@ from appliance.audit.signing_keys import (
     create_mldsa_key,
     create_signing_key,
     load_witness_keys,
-    mldsa_path,
 )
 from appliance.audit.witness.witness import Witness
 from appliance.audit.witness.witness_state import WitnessState
 from appliance.errors import AuditKeyError, ConfigurationError
+from appliance.infra.key_location import mldsa_path
 
 
 class WitnessHome:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from appliance.errors import ConfigurationError
+from appliance.infra.key_location import KeyLocation, parse_key_location
 from appliance.infra.settings import Settings, load_settings
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).")]
@@ -26,6 +28,14 @@ def settings_from(config: Path | None, data: Path | None, **sections: dict[str, 
     if data is not None:
         overrides["data"] = {"directory": str(data)}
     return load_settings(config, overrides=overrides)
+
+
+def key_location(text: str) -> KeyLocation:
+    """The path or URI of a signing key; raises ConfigurationError."""
+    try:
+        return parse_key_location(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def ask_gateway(

@@ -7,14 +7,16 @@ from appliance.audit.checkpoint import verify_checkpoint
 from appliance.audit.merkle import HashTree, hash_leaf
 from appliance.audit.recovery import check_tail
 from appliance.audit.sealed import SealedHead
-from appliance.audit.signing_keys import Signer, load_signing_key
+from appliance.audit.signing_keys import Signer, load_signing_key, refuse_retired
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.preflight.audit_database import log_is_current
 from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family
 from appliance.errors import ApplianceError, AuditVerificationError
+from appliance.infra.key_location import TokenKey
 
 KEY = Subject("audit.key", "Signing key")
 NEWEST = Subject("audit.newest", "Newest entries")
+HOW_TO = "see docs/how-to/keep-signing-keys-in-a-token.md"
 
 
 @family(KEY, NEWEST)
@@ -22,17 +24,21 @@ def check_log(inquiry: Inquiry) -> Iterable[Check]:
     """Load the key, and read the end of the log; nothing is written."""
     inquiry.require_gateway()
     installation, settings = inquiry.installation, inquiry.settings.audit
-    begun = installation.signing_key.exists() or installation.sealed_head.exists()
+    key = installation.signing_key
+    begun = isinstance(key, TokenKey) or key.exists() or installation.sealed_head.exists()
     if not begun and settings.signing_key_file is None:
         yield KEY.ok("none yet; the first start creates one")
         raise SkippedError("there is no log yet")
     try:
-        signer = load_signing_key(installation.signing_key, settings.origin)
+        signer = load_signing_key(key, settings.origin)
+        refuse_retired(signer, installation.retired_keys)
     except ApplianceError as error:
-        yield KEY.fail(str(error), "restore the log's own key: another key would start another log")
+        own = "restore the log's own key: another key would start another log"
+        yield KEY.fail(str(error), HOW_TO if isinstance(key, TokenKey) else own)
         raise SkippedError("there is no key to verify it") from error
     kinds = "Ed25519 and ML-DSA-44" if len(signer.verifier_keys) > 1 else "Ed25519"
-    yield KEY.ok(f"{kinds}, for {signer.name}")
+    place = f"; in the token {key.token}, it signs" if isinstance(key, TokenKey) else ""
+    yield KEY.ok(f"{kinds}, for {signer.name}{place}")
     if not log_is_current(inquiry):
         raise SkippedError("there is no log yet, or its tables must be upgraded first")
     try:

@@ -10,9 +10,10 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from appliance.audit.signing_keys import is_open_to_others, mldsa_path
+from appliance.audit.signing_keys import is_open_to_others
 from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family
 from appliance.infra.data_directory import keys_travel_with_data
+from appliance.infra.key_location import secret_files
 
 FILE = Subject("settings.file", "Settings file")
 SECRETS = Subject("settings.secrets", "Secret files")
@@ -54,8 +55,8 @@ def judge_settings_file(path: Path | None, mode: int | None) -> Check:
 
 def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
     settings, installation = inquiry.settings, inquiry.installation
-    key, master = installation.signing_key, settings.audit.payload_master_key_file
-    strict = [key, mldsa_path(key), master, installation.tenants_mac_key]
+    signing, master = secret_files(installation.signing_key), settings.audit.payload_master_key_file
+    strict = [*signing, master, installation.tenants_mac_key]
     other = [
         installation.control_token,
         installation.admin_key,
