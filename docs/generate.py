@@ -6,6 +6,7 @@ tests/test_docs.py fails when a page on disk differs from what this makes.
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as installed_version
@@ -191,7 +192,7 @@ def _type_name(annotation: object) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     if values := [str(value) for value in get_args(annotation) if isinstance(value, str)]:
         return " \\| ".join(f"`{value}`" for value in values)
-    return text.replace("pathlib.", "").replace("typing.", "").replace("|", "\\|")
+    return re.sub(r"\b(pathlib|typing|appliance(\.\w+)*)\.(?=[A-Z])", "", text).replace("|", "\\|")
 
 
 def _shown(default: object) -> str:

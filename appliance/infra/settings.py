@@ -21,7 +21,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    InstanceOf,
     PlainSerializer,
     ValidationError,
     field_validator,
@@ -95,10 +94,16 @@ def split_host(text: str) -> tuple[str, int]:
     raise ValueError(f"{text!r} is not a host and port; write 10.0.0.5:8000 or [fd00::5]:8000")
 
 
-SigningKeyLocation = Annotated[
-    Path | InstanceOf[TokenKey],
-    BeforeValidator(lambda value: parse_key_location(value) if isinstance(value, str) else value),
-    PlainSerializer(str),
+def _key_location(value: object) -> object:
+    if isinstance(value, dict):
+        raise ValueError("write the path of a file, or the pkcs11: URI of a key in a token, as one text")  # noqa: TRY004
+    return parse_key_location(value) if isinstance(value, str) else value
+
+
+SigningKeyFile = Annotated[
+    Path | TokenKey | None,
+    BeforeValidator(_key_location),
+    PlainSerializer(str, when_used="unless-none"),
 ]
 
 
@@ -528,7 +533,7 @@ class DraftSettings(Section):
     directory.  Workers on other machines need the same path, on a shared volume."""
     trusted_keys_file: Path | None = None
     """Public keys of importable drafts, one per line, as for bundles; null: only drafts made here."""
-    signing_key_file: SigningKeyLocation | None = None
+    signing_key_file: SigningKeyFile = None
     """Signing key of revisions made here, or the URI of one in a token, as `audit.signing_key_file`; default:
     `drafts.key` in the data directory, created when first needed."""
     trial_drafts: Annotated[int, Field(ge=64)] = 2000
@@ -563,10 +568,10 @@ class AuditSettings(Section):
     """Name of this log in every checkpoint and receipt; it cannot be changed later."""
     database_url: str | None = None
     """SQLAlchemy URL; default: SQLite file `audit.db` in the data directory."""
-    signing_key_file: SigningKeyLocation | None = None
-    """Ed25519 key (PKCS#8 PEM, mode 0600), or the URI of one in a PKCS#11 token
-    (`pkcs11:token=LABEL;object=LABEL?module-path=/PATH&pin-source=/PATH`, with the PIN in a file of mode 0600);
-    default: `audit.key` in the data directory."""
+    signing_key_file: SigningKeyFile = None
+    """Ed25519 key (PKCS#8 PEM, mode 0600), or the URI of one in a PKCS#11 token, which also names the module and
+    the file with the PIN: `pkcs11:token=LABEL;object=LABEL?module-path=/PATH&pin-source=/PATH`; default:
+    `audit.key` in the data directory."""
     gateway: str | None = None
     """Name under which this gateway writes the log, unique among gateways; default: created at the first
     start and kept in `gateway.id` in the data directory."""
