@@ -569,9 +569,9 @@ class AuditSettings(Section):
     database_url: str | None = None
     """SQLAlchemy URL; default: SQLite file `audit.db` in the data directory."""
     signing_key_file: SigningKeyFile = None
-    """Ed25519 key (PKCS#8 PEM, mode 0600), or the URI of one in a PKCS#11 token, which also names the module and
-    the file with the PIN: `pkcs11:token=LABEL;object=LABEL?module-path=/PATH&pin-source=/PATH`; default:
-    `audit.key` in the data directory."""
+    """Ed25519 key (PKCS#8 PEM, mode 0600), or the URI of one in a PKCS#11 token, with its module and the file
+    of the PIN: `pkcs11:token=LABEL;object=LABEL?module-path=/PATH&pin-source=/PATH`; default: `audit.key` in
+    the data directory."""
     gateway: str | None = None
     """Name under which this gateway writes the log, unique among gateways; default: created at the first
     start and kept in `gateway.id` in the data directory."""
