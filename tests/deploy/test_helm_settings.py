@@ -163,6 +163,22 @@ def test_the_database_url_is_one_the_driver_takes(tmp_path):
 
 
 @needs_helm
+def test_the_signing_key_can_be_in_a_token(tmp_path):
+    """The Secret then has the PIN, which is mounted where the key's URI says."""
+    values = tmp_path / "token.yaml"
+    uri = "pkcs11:token=log;object=audit?module-path=/usr/lib/m.so&pin-source=/etc/appliance/signing-key/pin"
+    values.write_text(yaml.safe_dump({"keys": {"signingKey": {"existingSecret": "log-pin", "key": uri}}}))
+    objects = render(files=[IMAGES, CHART / "examples" / "external-postgresql.yaml", values]).objects
+    pod, settings = next(
+        (pod, settings)
+        for pod, _, settings in read(objects, tmp_path)
+        if pod["containers"][0]["name"] == "gateway"
+    )
+    assert str(settings.audit.signing_key_file) == uri
+    assert mounted(pod, settings.audit.signing_key_file.pin)
+
+
+@needs_helm
 def test_unknown_setting_is_refused_before_install():
     """Helm's own check of the values knows every setting the appliance knows, and no other."""
     values = {"global": {"allowTags": True}}

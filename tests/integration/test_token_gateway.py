@@ -8,6 +8,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +16,8 @@ import pytest
 
 from appliance.audit import verify
 from appliance.audit.verify import ExitCode
+from appliance.drafts.registry.draft_source import read_source
+from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.infra.data_directory import locate, private_paths
 from appliance.infra.settings import load_settings
 from demo.process import ApplianceProcess
@@ -22,6 +25,7 @@ from tests.bundles import CREATED, KEY_NAME, Workshop
 from tests.command import run_command
 from tests.fakes import FakeWorker, chat
 from tests.tokens import PIN, WRONG, Tokens, use
+from tests.unit.drafts.registry.site import NOW, Site
 
 ORIGIN = "appliance.local/audit"
 
@@ -162,7 +166,7 @@ async def test_key_moves_from_file_to_token_and_between_objects_and_back(tokens,
     async with gateway(data, worker, first) as running:
         assert await running.ask() == 200
     trusted = run_command("audit", "key", "--data", data).stdout
-    for old, new in zip(places, places[1:], strict=False):
+    for old, new in pairwise(places):
         done = run_command(
             *("audit", "rotate-key", "--to", new, "--data", data),
             APPLIANCE_AUDIT__SIGNING_KEY_FILE=str(old),
@@ -178,6 +182,7 @@ async def test_key_moves_from_file_to_token_and_between_objects_and_back(tokens,
 
 
 def test_rotation_within_a_token_needs_the_new_key(tokens, data):
+    data.mkdir()
     done = run_command(
         *("audit", "rotate-key", "--data", data),
         APPLIANCE_AUDIT__SIGNING_KEY_FILE=tokens.uri("log", "audit"),
@@ -224,6 +229,21 @@ def test_bundle_signed_in_a_token_is_verified_at_the_site(tokens, tmp_path):
     tokens.lose()
     verified = run_command("bundle", "verify", tmp_path / "bundle", "--trusted", trusted)
     assert verified.returncode == 0, verified.stderr
+
+
+def test_draft_signed_in_a_token_is_one_of_the_sites_own(tokens, data, tmp_path, monkeypatch):
+    """Later processes trust it without the token."""
+    monkeypatch.setenv("APPLIANCE_DRAFTS__SIGNING_KEY_FILE", tokens.uri("log", "audit"))
+    settings = load_settings(None, overrides={"data": {"directory": str(data)}})
+    printed = run_command("draft", "key", "--data", data)
+    assert printed.returncode == 0, printed.stderr
+    maker = Site.open(tmp_path / "maker")
+    source = maker.draft()
+    added = open_registry(settings, lambda: NOW).register(
+        read_source(source), target=maker.target, how="trained", signer=site_signer(settings)
+    )
+    tokens.lose()
+    assert open_registry(settings, lambda: NOW).revisions() == (added,)
 
 
 def test_worker_is_kept_from_pin_and_post_quantum_key(tokens, data, monkeypatch):

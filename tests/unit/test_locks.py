@@ -45,9 +45,10 @@ def test_a_package_has_one_version_in_all_locks():
         (PROJECT["project"]["dependencies"], ["gateway"]),
         (PROJECT["project"]["optional-dependencies"]["cpu"], ["gateway", "cpu", "torch"]),
         (PROJECT["project"]["optional-dependencies"]["gpu"], ["gateway", "gpu"]),
+        (PROJECT["project"]["optional-dependencies"]["hsm"], ["gateway", "hsm"]),
         (PROJECT["project"]["optional-dependencies"]["dev"], ["gateway", "dev"]),
     ],
-    ids=["build", "gateway", "cpu", "gpu", "dev"],
+    ids=["build", "gateway", "cpu", "gpu", "hsm", "dev"],
 )
 def test_locked_versions_are_those_that_the_project_accepts(requirements, locks):
     versions = locked(*locks)

@@ -39,7 +39,8 @@
 {{- $audit := dict -}}
 {{- with include "appliance.databaseUrl" . -}}{{- $_ := set $audit "database_url" . -}}{{- end -}}
 {{- with $values.keys.signingKey.existingSecret -}}
-{{- $_ := set $audit "signing_key_file" (printf "/etc/appliance/signing-key/%s" $values.keys.signingKey.key) -}}
+{{- $key := $values.keys.signingKey.key -}}
+{{- $_ := set $audit "signing_key_file" (ternary $key (printf "/etc/appliance/signing-key/%s" $key) (hasPrefix "pkcs11:" $key)) -}}
 {{- end -}}
 {{- if $values.keys.payloadMasterKey.existingSecret -}}
 {{- $_ := set $audit "payload_master_key_file" "/etc/appliance/payload-master-key/master.key" -}}
