@@ -24,6 +24,7 @@ from demo.process import ApplianceProcess
 from tests.bundles import CREATED, KEY_NAME, Workshop
 from tests.command import run_command
 from tests.fakes import FakeWorker, chat
+from tests.how_to import run_block
 from tests.tokens import PIN, WRONG, Tokens, use
 from tests.unit.drafts.registry.site import NOW, Site
 
@@ -179,6 +180,35 @@ async def test_key_moves_from_file_to_token_and_between_objects_and_back(tokens,
         report = audited(data, new, trusted)
         assert (report.exit_code, report.problems) == (ExitCode.VALID, [])
     assert report.entries_by_type["signer.rotated"] == 3
+
+
+async def test_ceremony_and_handover_of_the_how_to(data, worker, tmp_path, monkeypatch):
+    """docs/how-to/keep-signing-keys-in-a-token.md, verbatim: an empty token, and a log with a key file."""
+    tokens = use(Tokens.make(tmp_path / "softhsm"), monkeypatch)
+    page, pin_file = "keep-signing-keys-in-a-token.md", tmp_path / "pin"
+    variables = {
+        "MODULE": tokens.module,
+        "PIN_FILE": pin_file,
+        "DATA": data,
+        "SO_PIN": "1357",
+        "USER_PIN": PIN,
+    }
+    async with gateway(data, worker, data / "audit.key") as running:
+        assert await running.ask() == 200
+    trusted = run_command("audit", "key", "--data", data).stdout
+    printed = {}
+    steps = ("Initialise the token", "Generate the key pair", "Write the PIN file", "Print the verifier key")
+    for title in (*steps, "Hand the log over"):
+        done = run_block(page, title, **variables)
+        assert done.returncode == 0, (title, done.stdout + done.stderr)
+        printed[title] = done.stdout
+    assert pin_file.stat().st_mode & 0o777 == 0o600
+    assert printed["Print the verifier key"] in printed["Hand the log over"]
+    key = f"pkcs11:token=log;object=audit-2027?module-path={tokens.module}&pin-source={pin_file}"
+    async with gateway(data, worker, key) as running:
+        assert await running.ask() == 200
+    report = audited(data, key, trusted)
+    assert (report.exit_code, report.problems) == (ExitCode.VALID, [])
 
 
 def test_rotation_within_a_token_needs_the_new_key(tokens, data):

@@ -441,8 +441,8 @@ class Metrics:
         )
         self.audit_signing_key_time = gauge(
             "appliance_audit_signing_key_file_timestamp_seconds",
-            "Modification time of the signing key's file. The key does not expire: rotate it as your rules "
-            "say.",
+            "Modification time of the signing key's file, or of `audit.vkey` if it is in a token. The key "
+            "does not expire: rotate it as your rules say.",
         )
         self.audit_damaged = gauge(
             "appliance_audit_damaged",
