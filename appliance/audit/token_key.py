@@ -65,7 +65,7 @@ class TokenSigningKey:
                     raise self._error("has another key under this label", "restore the log's own key")
                 return self._sign(data)
             except AuditError as error:
-                self._private = None
+                self._private, self._is_broken = None, True
                 raise AuditUnavailableError(str(error)) from error
 
     def _sign(self, data: bytes) -> bytes:
