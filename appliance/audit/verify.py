@@ -1,7 +1,7 @@
 """
 The auditor's verifier: says whether a log, or a receipt, is what the key's owner signed, and whole.
 
-    python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--json]
+    python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--state FILE]
     python -m appliance.audit.verify RECEIPT.tlog-proof --leaf LEAF --key KEY
 
 It needs Python and `cryptography`, no network and nothing of ours: this file may be copied out and run alone.
@@ -24,12 +24,17 @@ import hashlib
 import hmac
 import json
 import re
+import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
+from functools import lru_cache
+from itertools import chain
+from operator import lt
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,8 +57,11 @@ TOLERANCE_MS = 300_000
 """Difference between clocks that is not reported."""
 LONGEST_NAME = 255
 SHOWN = 20
-"""Problems and requests that are listed; the rest is counted."""
+"""Problems and requests that are listed for a person; the rest is counted."""
+LISTED = 10_000
+"""The same for a program."""
 
+_ROTATION = b'"signer.rotated"'
 _KEY_ID = re.compile(r"[a-z2-7]{8}")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
@@ -180,14 +188,10 @@ class Head:
 
 @dataclass(slots=True, kw_only=True)
 class Payloads:
-    """What the log says about content kept outside the tree, and what was found of it (section 9)."""
+    """What the log says about content kept outside the tree, and what was found of it (section 11)."""
 
-    named: dict[tuple[str, str], "NamedPayload"] = field(default_factory=dict)
-    """By request and part."""
-    tenants: dict[str, str] = field(default_factory=dict)
-    """Tenant of each request whose content was to be kept."""
-    erased_requests: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Tenant and request that an erasure names, and the index of the last entry that does."""
+    named: int = 0
+    """Payloads that entries name."""
     erased_ranges: dict[str, list["ErasedRange"]] = field(default_factory=dict)
     """By tenant, the erasures by time and of everything; without those that a later one includes."""
     held: set[str] = field(default_factory=set)
@@ -200,27 +204,14 @@ class Payloads:
     """Payloads that were decrypted and are what the log commits to."""
     is_looked_at: bool = False
     """Whether the payloads themselves were compared."""
+    compared: int = 0
+    """Size of the log when its payloads were last compared."""
+    compared_before: int = 0
+    """Payloads, of those intact or erased, that an earlier run compared and this one did not."""
+    ahead: int = 0
+    """Payloads of requests with ids of a time after the newest entry: a clock was ahead."""
     last_time: str = ""
     """Of the newest entry."""
-
-    @property
-    def ahead(self) -> int:
-        """Payloads of requests with ids of a time after the newest entry: a clock was ahead."""
-        try:
-            first = _first_id(self.last_time, later_ms=TOLERANCE_MS)
-        except InvalidError:  # no such date
-            return 0
-        return sum(1 for request, _ in self.named if request >= first)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedPayload:
-    index: int
-    intent: int
-    """Index of its request's intent."""
-    tenant: str
-    digest: str
-    commitment: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +251,13 @@ class Report:
     size: int = 0
     root: str = ""
     checkpoint_verified: bool = False
+    state: "State" = field(default_factory=lambda: State())  # noqa: PLW0108 - it is defined below
+    """What later entries are checked against."""
+    verified_before: int = 0
+    """Entries that earlier runs verified, which this one did not read."""
+    continued: str | None = None
+    """What comparing with the state of earlier runs showed, or None without one."""
     entries_by_type: Counter[str] = field(default_factory=Counter)
-    open_requests: dict[str, int] = field(default_factory=dict)
-    """Requests with an intent and no end, and the index of the intent."""
     created_keys: set[str] = field(default_factory=set)
     """Ids of API keys that `key.created` and `key.rotated` introduced."""
     unknown_keys: dict[str, int] = field(default_factory=dict)
@@ -284,6 +279,19 @@ class Report:
     """What comparing with the held checkpoint showed, or None without one."""
     diverged: bool = False
     problems: list[str] = field(default_factory=list)
+    """The first problems, `LISTED` at most."""
+    unlisted_problems: int = 0
+
+    def add_problem(self, text: str) -> None:
+        if len(self.problems) < LISTED:
+            self.problems.append(text)
+        else:
+            self.unlisted_problems += 1
+
+    @property
+    def open_requests(self) -> dict[str, int]:
+        """Requests with an intent and no end, and the index of the intent; the first, `LISTED` at most."""
+        return self.state.open_requests()
 
     @property
     def gaps(self) -> int:
@@ -307,7 +315,7 @@ class Report:
             return ExitCode.UNKNOWN_KEYS
         if len(self.cosigned) < self.witnesses.needed:
             return ExitCode.UNWITNESSED
-        if self.open_requests or self.gaps:
+        if self.state.open_count() or self.gaps:
             return ExitCode.INCOMPLETE
         return ExitCode.ERASED if self.entries_by_type["erasure"] else ExitCode.VALID
 
@@ -452,13 +460,13 @@ class Tree:
         self.size = 0
         self._subtrees: list[tuple[int, bytes]] = []
 
-    def append(self, node: bytes) -> None:
-        height = 0
+    def append(self, node: bytes, height: int = 0) -> None:
+        """Add a leaf, or a perfect subtree that is no higher than the last one."""
+        self.size += 1 << height
         while self._subtrees and self._subtrees[-1][0] == height:
             node = hash_node(self._subtrees.pop()[1], node)
             height += 1
         self._subtrees.append((height, node))
-        self.size += 1
 
     def root(self) -> bytes:
         if not self._subtrees:
@@ -514,85 +522,376 @@ def root_from_spans(spans: dict[tuple[int, int], bytes], start: int, end: int) -
 # 4. One leaf: canonical JSON (RFC 8785), flat, without floats.
 
 
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no integer")
+
+
+_decode = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse).decode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def parse_leaf(leaf: bytes, origin: str) -> dict[str, Any]:
     """Read one leaf of the log `origin`; raises InvalidError."""
     if len(leaf) > MAX_LEAF_BYTES:
         raise InvalidError(f"is {len(leaf)} bytes long")
     try:
-        entry = json.loads(leaf.decode(), parse_float=_refuse, parse_constant=_refuse)
+        entry = _decode(leaf.decode())
     except (ValueError, RecursionError) as error:
         raise InvalidError("is not JSON of this format") from error
     if not isinstance(entry, dict) or canonical(entry) != leaf:
         raise InvalidError("is not in canonical form")
-    if type(entry.get("v")) is not int or entry["v"] != FORMAT_VERSION:
-        raise InvalidError(f"is not of format {FORMAT_VERSION}, the one this verifier reads")
-    if not all(isinstance(entry.get(name), str) for name in ("log", "id", "type", "time")):
-        raise InvalidError("has no log, id, type or time")
-    if entry["log"] != origin:
-        raise InvalidError(f"belongs to another log, {_show(entry['log'])}")
-    if not _TIME.fullmatch(entry["time"]):
-        raise InvalidError("has no proper time")
+    _check_envelope(entry, origin)
     return entry
 
 
 def canonical(entry: dict[str, Any]) -> bytes | None:
     """Return the canonical bytes of an entry, or None when it holds what no entry may hold."""
-    for value in entry.values():
-        items = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, str | int) for item in items):
-            return None
-        if any(isinstance(item, int) and abs(item) >= 2**53 for item in items):
-            return None
+    if not _is_flat(entry):
+        return None
     try:
         # RFC 8785 orders by UTF-16 code units, Python by code points.
-        ordered = dict(sorted(entry.items(), key=lambda member: member[0].encode("utf-16-be")))
-        return json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode()
+        ordered = dict(sorted(entry.items(), key=lambda member: _utf16(member[0])))
+        return _encode(ordered).encode()
     except UnicodeEncodeError:
         return None
 
 
+def parse_leaves(leaves: Sequence[bytes], origin: str) -> list[dict[str, Any]] | None:
+    """
+    Read leaves together, several times as fast as one by one; None when one of them may be wrong.
+
+    What is read from all of them at once, and is flat, can only be split where the line ends are: a line
+    begins with `{`, which follows a comma only between entries.
+    """
+    if max(map(len, leaves)) > MAX_LEAF_BYTES or not all(leaf.startswith(b"{") for leaf in leaves):
+        return None
+    try:
+        lines, together = b",\n".join(leaves).decode(), b",".join(leaves).decode()
+        entries = _decode(f"[{lines}]")
+        if len(entries) != len(leaves) or _encode(entries) != f"[{together}]":
+            return None
+        for entry in entries:
+            if not (_is_flat(entry) and _is_in_order(tuple(entry))):
+                return None
+            _check_envelope(entry, origin)
+    except (ValueError, RecursionError, AttributeError, InvalidError):
+        return None
+    return entries  # type: ignore[no-any-return]
+
+
+def _check_envelope(entry: dict[str, Any], origin: str) -> None:
+    if type(entry.get("v")) is not int or entry["v"] != FORMAT_VERSION:
+        raise InvalidError(f"is not of format {FORMAT_VERSION}, the one this verifier reads")
+    for name in ("log", "id", "type", "time"):
+        if not isinstance(entry.get(name), str):
+            raise InvalidError("has no log, id, type or time")
+    if entry["log"] != origin:
+        raise InvalidError(f"belongs to another log, {_show(entry['log'])}")
+    if not _TIME.fullmatch(entry["time"]):
+        raise InvalidError("has no proper time")
+
+
+def _is_flat(entry: dict[str, Any]) -> bool:
+    """Whether all values are strings, integers below 2^53, booleans or lists of these."""
+    for value in entry.values():
+        if isinstance(value, str):
+            continue
+        for item in value if isinstance(value, list) else (value,):
+            if not isinstance(item, str | int) or (isinstance(item, int) and abs(item) >= 2**53):
+                return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _is_in_order(names: tuple[str, ...]) -> bool:
+    keys = [_utf16(name) for name in names]
+    return all(map(lt, keys, keys[1:]))
+
+
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be")
+
+
+# 5. What later checks need of earlier entries: in one SQLite file, so that memory does not grow with the log.
+
+STATE_VERSION = 1
+REBUILD = "delete it, and the next run verifies the whole log"
+STATE_ID = 0x6C6F6773
+"""Marks an SQLite file as a state (`application_id`)."""
+CACHE_KIB = 2**15
+OPEN_IN_MEMORY = 50_000
+_TABLES = """
+CREATE TABLE log (origin TEXT, size INTEGER, root BLOB, tiles TEXT, findings TEXT);
+CREATE TABLE ids (name TEXT PRIMARY KEY, entry INTEGER) WITHOUT ROWID;
+CREATE TABLE requests (name TEXT PRIMARY KEY, entry INTEGER) WITHOUT ROWID;
+CREATE TABLE open_requests (name TEXT PRIMARY KEY, entry INTEGER) WITHOUT ROWID;
+CREATE TABLE rotations (entry INTEGER PRIMARY KEY, leaf BLOB);
+CREATE TABLE payloads (
+    entry INTEGER PRIMARY KEY, request TEXT, part TEXT, tenant TEXT, intent INTEGER, digest TEXT,
+    commitment TEXT, found TEXT, UNIQUE (request, part)
+);
+CREATE INDEX payloads_intact ON payloads (tenant, request) WHERE found = 'intact';
+CREATE TABLE erased_requests (
+    tenant TEXT, request TEXT, entry INTEGER, PRIMARY KEY (tenant, request)
+) WITHOUT ROWID;
+CREATE INDEX erased_requests_by_entry ON erased_requests (entry);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """A log as an earlier run verified it."""
+
+    size: int = 0
+    root: bytes = b""
+    tiles: list[list[bytes]] = field(default_factory=list)
+    """Hashes in the newest, partial tile of each level: they determine the root."""
+    rotations: list[tuple[int, bytes]] = field(default_factory=list)
+    findings: dict[str, Any] = field(default_factory=dict)
+
+
+class State:
+    """
+    Names, open requests and payloads of the entries verified so far.
+
+    In the file of `--state`, or else in a temporary file that the operating system removes.  One run is one
+    transaction: if it does not end, or finds a problem, the file stays as it was.  The file is as
+    trustworthy as the place where its owner keeps it, like a held checkpoint.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.tiles: list[list[bytes]] = []
+        self._open: dict[str, int] = {}
+        self._database: sqlite3.Connection | None = None
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        if self._database is None:
+            # SQLite keeps a database without a name in its cache and, beyond that, in a temporary file.
+            self._database = sqlite3.connect(self.path or "", isolation_level=None)
+            self._database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            if self.path is None:
+                self._database.execute("PRAGMA journal_mode = OFF")
+            self._database.execute("BEGIN IMMEDIATE")
+            self._prepare(self._database)
+        return self._database
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        (found,) = database.execute("PRAGMA application_id").fetchone()
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if (found, version, tables) == (0, 0, 0):
+            for statement in _TABLES.split(";"):
+                database.execute(statement)
+            database.execute(f"PRAGMA application_id = {STATE_ID}")
+            database.execute(f"PRAGMA user_version = {STATE_VERSION}")
+        elif found != STATE_ID:
+            raise UnusableError(f"{self.path} is another program's file, not the state of a verification")
+        elif version != STATE_VERSION:
+            raise UnusableError(f"{self.path} is of another version of this verifier: {REBUILD}")
+
+    def remembered(self, origin: str) -> Remembered:
+        """Return the log as it was verified before; raises UnusableError if that was another log."""
+        row = self.database.execute("SELECT * FROM log").fetchone()
+        if row is None:
+            return Remembered()
+        if row[0] != origin:
+            raise UnusableError(f"{self.path} is the state of another log, {_show(row[0])}")
+        try:
+            return Remembered(
+                size=row[1],
+                root=row[2],
+                tiles=[[_hash(node) for node in level] for level in json.loads(row[3])],
+                rotations=self.database.execute("SELECT * FROM rotations ORDER BY entry").fetchall(),
+                findings=json.loads(row[4]),
+            )
+        except (ValueError, TypeError, InvalidError) as error:
+            raise UnusableError(f"{self.path} is damaged: {REBUILD}") from error
+
+    def save(self, report: Report) -> bool:
+        """Remember a log that verified without a problem; return whether it did."""
+        if report.problems or report.diverged:
+            return False
+        self._spill()
+        tiles = [[_show_hash(node) for node in level] for level in self.tiles]
+        row = (
+            report.origin,
+            report.size,
+            base64.b64decode(report.root),
+            *map(json.dumps, (tiles, findings(report))),
+        )
+        self.database.execute("DELETE FROM log")
+        self.database.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?)", row)
+        self.database.execute("COMMIT")
+        return True
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def add(self, table: str, names: list[tuple[str, int]]) -> set[int]:
+        """Remember names and the entries that have them; return the entries with an earlier one's name."""
+        insert = f"INSERT OR IGNORE INTO {table} VALUES (?, ?)"  # noqa: S608 - a constant
+        if not names or self.database.executemany(insert, names).rowcount == len(names):
+            return set()
+        return {entry for name, entry in names if self._entry(table, name) != entry}
+
+    def _entry(self, table: str, name: str) -> int | None:
+        query = f"SELECT entry FROM {table} WHERE name = ?"  # noqa: S608 - a constant
+        row = self.database.execute(query, (name,)).fetchone()
+        return row[0] if row else None
+
+    def open(self, request: str, entry: int) -> None:
+        self._open[request] = entry
+        if len(self._open) > OPEN_IN_MEMORY:
+            self._spill()
+
+    def end(self, request: str) -> None:
+        """End a request; raises InvalidError if it is not open."""
+        if self._open.pop(request, None) is not None:
+            return
+        if not self.database.execute("DELETE FROM open_requests WHERE name = ?", (request,)).rowcount:
+            again = self._entry("requests", request) is not None
+            raise InvalidError(
+                f"ends request {request}{' a second time' if again else ', which never began'}"
+            )
+
+    def open_requests(self) -> dict[str, int]:
+        self._spill()
+        rows = self.database.execute("SELECT * FROM open_requests ORDER BY entry LIMIT ?", (LISTED,))
+        return dict(rows.fetchall())
+
+    def open_count(self) -> int:
+        (count,) = self.database.execute("SELECT count(*) FROM open_requests").fetchone()
+        return int(count) + len(self._open)
+
+    def _spill(self) -> None:
+        self.database.executemany("INSERT INTO open_requests VALUES (?, ?)", self._open.items())
+        self._open.clear()
+
+
+_FINDINGS = (
+    *("entries_by_type", "created_keys", "unknown_keys", "unrecorded_keys", "missing_entries"),
+    *("erased_payloads", "first_time", "last_time"),
+)
+_PAYLOAD_FINDINGS = ("named", "held", "checked", "erased", "compared", "last_time")
+
+
+def findings(report: Report) -> dict[str, Any]:
+    """Return what a later run reports of these entries, as JSON can hold it."""
+
+    def plain(value: Any) -> Any:  # noqa: ANN401
+        return sorted(value) if isinstance(value, set) else value
+
+    payloads = report.payloads
+    return {
+        "report": {name: plain(getattr(report, name)) for name in _FINDINGS},
+        "payloads": {name: plain(getattr(payloads, name)) for name in _PAYLOAD_FINDINGS},
+        "erased_ranges": {
+            tenant: [asdict(each) for each in ranges] for tenant, ranges in payloads.erased_ranges.items()
+        },
+    }
+
+
+def resume(report: Report, state: State, before: Remembered) -> None:
+    """Begin with what an earlier run found, if there was one."""
+    report.state, kept = state, before.findings
+    if not kept:
+        return
+    for target, part in (report, "report"), (report.payloads, "payloads"):
+        for name, value in kept[part].items():
+            kind = type(getattr(target, name))
+            setattr(target, name, kind(value) if kind in {Counter, set} else value)
+    report.payloads.erased_ranges = {
+        tenant: [ErasedRange(**each) for each in ranges] for tenant, ranges in kept["erased_ranges"].items()
+    }
+    report.payloads.compared_before = report.payloads.checked + report.payloads.erased
+    report.verified_before = before.size
+
+
+# 6. Entries in order: ids are used once, requests begin once and end once, keys act after their creation.
+
+
 class EntryCheck:
-    """Follows entries in order: ids are used once, requests begin once and end once."""
+    """Follows entries in order."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._ids: set[str] = set()
-        self._ended: set[str] = set()
 
-    def see(self, index: int, leaf: bytes) -> None:
-        """Judge one leaf, given everything before it."""
-        try:
-            self._follow(index, parse_leaf(leaf, self._report.origin))
-        except InvalidError as error:
-            self._report.problems.append(f"entry {index} {error}")
+    def see(self, start: int, leaves: Sequence[bytes]) -> None:
+        """Judge leaves, the first of which is entry `start`, given everything before them."""
+        report, problems = self._report, dict[int, str]()
+        entries = self._read(start, leaves, problems)
+        if entries:
+            self._follow(entries, problems)
+        for index in sorted(problems):
+            report.add_problem(f"entry {index} {problems[index]}")
 
-    def _follow(self, index: int, entry: dict[str, Any]) -> None:
-        report = self._report
-        report.entries_by_type[entry["type"]] += 1
-        report.first_time = min(report.first_time or entry["time"], entry["time"])
-        report.last_time = max(report.last_time or entry["time"], entry["time"])
-        if entry["id"] in self._ids:
-            raise InvalidError("has an id that was used before")
-        self._ids.add(entry["id"])
-        report.payloads.last_time = entry["time"]
-        see_payload(report, index, entry)
-        see_keys(report, index, entry)
+    def _read(
+        self, start: int, leaves: Sequence[bytes], problems: dict[int, str]
+    ) -> list[tuple[int, dict[str, Any]]]:
+        origin = self._report.origin
+        entries = parse_leaves(leaves, origin)
+        if entries is not None:
+            return list(enumerate(entries, start))
+        read = []
+        for index, leaf in enumerate(leaves, start):
+            try:
+                read.append((index, parse_leaf(leaf, origin)))
+            except InvalidError as error:
+                problems[index] = str(error)
+        return read
+
+    def _follow(self, entries: list[tuple[int, dict[str, Any]]], problems: dict[int, str]) -> None:
+        report, state = self._report, self._report.state
+        report.entries_by_type.update([entry["type"] for _, entry in entries])
+        times = [entry["time"] for _, entry in entries]
+        report.first_time = min(report.first_time or times[0], *times)
+        report.last_time = max(report.last_time or times[0], *times)
+        used = state.add("ids", [(entry["id"], index) for index, entry in entries])
+        again = state.add(
+            "requests",
+            [
+                (entry["request_id"], index)
+                for index, entry in entries
+                if entry["type"] == "request.intent"
+                and index not in used
+                and type(entry.get("request_id")) is str
+            ],
+        )
+        for index, entry in entries:
+            if index in used:
+                problems[index] = "has an id that was used before"
+                continue
+            report.payloads.last_time = entry["time"]
+            try:
+                self._see(index, entry, again)
+                see_keys(report, index, entry)
+            except InvalidError as error:
+                problems[index] = str(error)
+
+    def _see(self, index: int, entry: dict[str, Any], again: set[int]) -> None:
+        report, state = self._report, self._report.state
         match entry["type"]:
             case "request.intent":
                 request = _text(entry, "request_id")
-                if request in report.open_requests or request in self._ended:
+                if index in again:
                     raise InvalidError(f"begins request {request} a second time")
-                report.open_requests[request] = index
+                state.open(request, index)
+                see_payload(report, index, entry)
             case "request.outcome" | "request.aborted":
-                request = _text(entry, "request_id")
-                if report.open_requests.pop(request, None) is None:
-                    again = " a second time" if request in self._ended else ", which never began"
-                    raise InvalidError(f"ends request {request}{again}")
-                self._ended.add(request)
+                state.end(_text(entry, "request_id"))
+                see_payload(report, index, entry)
             case "audit.gap":
                 report.missing_entries += _number(entry, "entries")
             case "erasure":
                 report.erased_payloads += _number(entry, "payloads")
+                see_payload(report, index, entry)
+            case "hold.placed" | "hold.released":
+                see_payload(report, index, entry)
+            case "signer.rotated":
+                state.database.execute("INSERT INTO rotations VALUES (?, ?)", (index, canonical(entry)))
 
 
 def see_keys(report: Report, index: int, entry: dict[str, Any]) -> None:
@@ -603,15 +902,17 @@ def see_keys(report: Report, index: int, entry: dict[str, Any]) -> None:
     elif entry["type"] != "key.revoked":
         named.append(str(entry.get("key_id", "")))
     for key in named:
-        if _KEY_ID.fullmatch(key) and key not in report.created_keys:
+        if key and key not in report.created_keys and _KEY_ID.fullmatch(key):
             found = report.unknown_keys if report.created_keys else report.unrecorded_keys
             found.setdefault(key, index)
 
 
-# 5. Rotation of the signing key.
+# 7. Rotation of the signing key.
 
 
-def follow_rotations(directory: Path, note: bytes, keys: Keys, report: Report) -> list[Key]:
+def follow_rotations(
+    directory: Path, note: bytes, keys: Keys, report: Report, before: Remembered
+) -> list[Key]:
     """
     Return the keys that must have signed now, given the ones that were trusted first.
 
@@ -621,12 +922,20 @@ def follow_rotations(directory: Path, note: bytes, keys: Keys, report: Report) -
     current = [keys] if isinstance(keys, Key) else list(keys)
     try:
         size = parse_head(split_note(note)[0], {report.origin}).size
-        for index, leaf in enumerate(read_leaves(directory, size)):
-            if b'"signer.rotated"' in leaf:
-                current = _rotated(directory, index, leaf, current, report)
+        kept = [(index, leaf) for index, leaf in before.rotations if index < size]
+        for index, leaf in chain(kept, _rotations(directory, size, before.size)):
+            current = _rotated(directory, index, leaf, current, report)
     except _DamagedError:
         pass  # missing entries are found, and named, when the log is checked
     return list(dict.fromkeys(current))
+
+
+def _rotations(directory: Path, size: int, known: int) -> Iterator[tuple[int, bytes]]:
+    for number in range(known // TILE_WIDTH, -(-size // TILE_WIDTH)):
+        if _ROTATION in read_bundle(directory, number, size):
+            for index, leaf in enumerate(split_bundle(directory, number, size), number * TILE_WIDTH):
+                if index >= known and _ROTATION in leaf:
+                    yield index, leaf
 
 
 def _rotated(directory: Path, index: int, leaf: bytes, keys: list[Key], report: Report) -> list[Key]:
@@ -665,52 +974,106 @@ def _find_key(directory: Path, short: str, given: Sequence[Key]) -> Key:
     return match
 
 
-# 6. Exports: c2sp.org/tlog-tiles.
+# 8. Exports: c2sp.org/tlog-tiles.
 
 
-class TileCheck:
-    """Compares the hash tiles of an export with the hashes its leaves have."""
+class Tiles:
+    """The hash tiles of the leaves that were read; those of the export must be the same."""
 
-    def __init__(self, directory: Path, report: Report) -> None:
+    def __init__(self, directory: Path, report: Report, before: Remembered) -> None:
         self._directory = directory
         self._report = report
-        self._levels: list[list[bytes]] = []
-        self._numbers: list[int] = []
+        self.levels = [list(nodes) for nodes in before.tiles]
+        """The newest tile of each level: partial."""
+        self._numbers = [before.size >> 8 * (level + 1) for level in range(len(self.levels))]
+        """How many full tiles each level has."""
+        if self.levels:
+            self.levels[0].clear()  # its leaves are read again
 
-    def append(self, node: bytes, level: int = 0) -> None:
-        """Add the next hash of a level; a full tile becomes one hash of the level above."""
-        if level == len(self._levels):
-            self._levels.append([])
+    def append(self, nodes: Sequence[bytes], level: int = 0) -> None:
+        """Add hashes of a level, within one tile; a full tile becomes one hash of the level above."""
+        if level == len(self.levels):
+            self.levels.append([])
             self._numbers.append(0)
-        self._levels[level].append(node)
-        if len(self._levels[level]) == TILE_WIDTH:
-            tree = Tree()
-            for child in self._levels[level]:
-                tree.append(child)
+        tile = self.levels[level]
+        tile += nodes
+        if len(tile) == TILE_WIDTH:
             self._compare(level)
-            self._levels[level].clear()
+            root = tile_root(tile)
+            tile.clear()
             self._numbers[level] += 1
-            self.append(tree.root(), level + 1)
+            self.append([root], level + 1)
 
-    def finish(self) -> None:
-        """Compare the partial tiles at the right edge."""
-        for level, nodes in enumerate(self._levels):
+    def finish(self) -> bytes:
+        """Compare the partial tiles at the right edge; return the root."""
+        for level, nodes in enumerate(self.levels):
             if nodes:
                 self._compare(level)
+        return root_from_tiles(self.levels)
+
+    def root_at(self, size: int) -> bytes:
+        """Return the root that the log had when it was smaller; raises InvalidError if tiles do not match."""
+        return root_from_tiles(edge(size, self._tile))
+
+    def _tile(self, level: int, number: int) -> list[bytes]:
+        if number == self._numbers[level]:
+            return self.levels[level]
+        nodes = read_tile(self._directory, level, number, TILE_WIDTH)
+        parent = self._tile(level + 1, number // TILE_WIDTH)
+        if len(nodes) != TILE_WIDTH or tile_root(nodes) != parent[number % TILE_WIDTH]:
+            raise InvalidError(f"{tile_path(str(level), number, TILE_WIDTH)} does not match the tree")
+        return nodes
 
     def _compare(self, level: int) -> None:
-        nodes, number = self._levels[level], self._numbers[level]
+        nodes, number = self.levels[level], self._numbers[level]
         path = tile_path(str(level), number, len(nodes))
         try:
             content = _read(self._directory / path)
         except UnusableError:
-            self._report.problems.append(f"{path} is missing")
+            self._report.add_problem(f"{path} is missing")
             return
         if content != b"".join(nodes):
-            stored = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
+            stored = _hashes(content)
             wrong = next((at for at, node in enumerate(nodes) if stored[at : at + 1] != [node]), len(nodes))
             what = f"hash {number * TILE_WIDTH + wrong}" if level else f"entry {number * TILE_WIDTH + wrong}"
-            self._report.problems.append(f"{what} does not match {path}")
+            self._report.add_problem(f"{what} does not match {path}")
+
+
+def edge(size: int, tile: Callable[[int, int], list[bytes]]) -> list[list[bytes]]:
+    """Return the hashes in the partial tiles of a log of some size; `tile` reads one by level and number."""
+    levels: list[list[bytes]] = []
+    while size:
+        size, width = divmod(size, TILE_WIDTH)
+        levels.append(tile(len(levels), size)[:width] if width else [])
+    return levels
+
+
+def root_from_tiles(levels: Sequence[Sequence[bytes]]) -> bytes:
+    tree = Tree()
+    for level in reversed(range(len(levels))):
+        for node in levels[level]:
+            tree.append(node, 8 * level)
+    return tree.root()
+
+
+def tile_root(nodes: Sequence[bytes]) -> bytes:
+    """Return the root of a full tile."""
+    while len(nodes) > 1:
+        nodes = list(map(hash_node, nodes[::2], nodes[1::2]))
+    return nodes[0]
+
+
+def read_tile(directory: Path, level: int, number: int, width: int) -> list[bytes]:
+    """Return the hashes in a tile of the export, whatever they are; raises InvalidError if it is missing."""
+    path = tile_path(str(level), number, width)
+    try:
+        return _hashes(_read(directory / path))
+    except UnusableError as error:
+        raise InvalidError(f"{path} is missing") from error
+
+
+def _hashes(content: bytes) -> list[bytes]:
+    return [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
 
 
 def tile_path(level: str, number: int, width: int) -> str:
@@ -721,43 +1084,75 @@ def tile_path(level: str, number: int, width: int) -> str:
 
 
 def verify_export(
-    directory: Path, keys: Keys, held: Head | None, witnesses: Witnesses = NO_WITNESSES
+    directory: Path,
+    keys: Keys,
+    held: Head | None,
+    witnesses: Witnesses = NO_WITNESSES,
+    state: State | None = None,
 ) -> Report:
-    """Check a whole log; raises UnusableError when the directory is no export."""
+    """Check a whole log, or what is newer than the state; raises UnusableError if it is no export."""
     report = Report(subject="export", origin=_origin(keys), witnesses=witnesses)
     note = _read(directory / "checkpoint")
+    before = state.remembered(report.origin) if state else Remembered()
     try:
-        head = verify_note(note, follow_rotations(directory, note, keys, report))
+        head = verify_note(note, follow_rotations(directory, note, keys, report, before))
         report.checkpoint_verified, report.size, report.root = True, head.size, _show_hash(head.root)
         cosigned = _cosigned_heads(directory, note, report)
+        compare_remembered(directory, report, before, head)
+        if report.diverged:
+            before = Remembered()  # the state is of another log than this one, which is read alone
+        elif state:
+            resume(report, state, before)
+        tiles = check_entries(directory, report, before, head)
+        if held:
+            compare_held(report, held, tiles.root_at(held.size) if held.size <= head.size else None)
+        for other in cosigned:
+            if other.size > head.size or tiles.root_at(other.size) != other.root:
+                report.diverged = True
+                report.cosigned.clear()
+                report.held = f"a witness cosigned another log of {other.size} entries than this one"
     except InvalidError as error:
-        report.problems.append(str(error))
-        return report
-    wanted = {other.size for other in (held, *cosigned) if other}
-    tree, entries, tiles = Tree(), EntryCheck(report), TileCheck(directory, report)
-    roots: dict[int, bytes | None] = {0: tree.root()}
-    try:
-        for leaf in read_leaves(directory, head.size):
-            entries.see(tree.size, leaf)
-            node = hash_leaf(leaf)
-            tiles.append(node)
-            tree.append(node)
-            if tree.size in wanted:
-                roots[tree.size] = tree.root()
-    except InvalidError as error:
-        report.problems.append(str(error))
-        return report
-    tiles.finish()
-    if tree.root() != head.root:
-        report.problems.append("the entries are not the ones that were signed: the root differs")
-    if held:
-        compare_held(report, held, roots)
-    for other in cosigned:
-        if other.size > report.size or roots[other.size] != other.root:
-            report.diverged = True
-            report.cosigned.clear()
-            report.held = f"a witness cosigned another log of {other.size} entries than this one"
+        report.add_problem(str(error))
     return report
+
+
+def check_entries(directory: Path, report: Report, before: Remembered, head: Head) -> Tiles:
+    """Check the entries that are newer than those verified before, and that both have the signed root."""
+    entries, tiles = EntryCheck(report), Tiles(directory, report, before)
+    for number in range(before.size // TILE_WIDTH, -(-head.size // TILE_WIDTH)):
+        start, leaves = number * TILE_WIDTH, split_bundle(directory, number, head.size)
+        new = max(0, before.size - start)
+        if new < len(leaves):
+            entries.see(start + new, leaves[new:])
+        tiles.append([hash_leaf(leaf) for leaf in leaves])
+    report.state.tiles = tiles.levels
+    if tiles.finish() != head.root:
+        report.add_problem("the entries are not the ones that were signed: the root differs")
+    count_ahead(report)
+    return tiles
+
+
+def compare_remembered(directory: Path, report: Report, before: Remembered, head: Head) -> None:
+    """
+    Say whether the log continues the one of the state, by the tiles that both must have.
+
+    That the tiles of the export are those of its root shows later, when new leaves lead from them to it.
+    """
+
+    def tile(level: int, number: int) -> list[bytes]:
+        there = (head.size >> 8 * level) - number * TILE_WIDTH
+        return read_tile(directory, level, number, min(there, TILE_WIDTH))
+
+    if not before.size:
+        return
+    if head.size < before.size:
+        report.diverged = True
+        report.continued = f"{before.size} entries were verified before, {head.size} are here"
+    elif edge(before.size, tile) != before.tiles or (head.size == before.size and head.root != before.root):
+        report.diverged = True
+        report.continued = f"the first {before.size} entries are not those that were verified before"
+    else:
+        report.continued = f"the first {before.size} entries, not read again: the log continues them"
 
 
 def _cosigned_heads(directory: Path, note: bytes, report: Report) -> list[Head]:
@@ -767,12 +1162,12 @@ def _cosigned_heads(directory: Path, note: bytes, report: Report) -> list[Head]:
     return [head for head in heads if head]
 
 
-def compare_held(report: Report, held: Head, roots: dict[int, bytes | None]) -> None:
-    """Say whether the log continues the tree head the auditor held."""
+def compare_held(report: Report, held: Head, root: bytes | None) -> None:
+    """Say whether the log continues the tree head the auditor held; `root` is what it had at that size."""
     if held.size > report.size:
         report.diverged = True
         report.held = f"{held.size} entries were signed before, {report.size} are here"
-    elif roots[held.size] != held.root:
+    elif root != held.root:
         report.diverged = True
         report.held = f"the first {held.size} entries are not those of the held checkpoint"
     else:
@@ -781,25 +1176,37 @@ def compare_held(report: Report, held: Head, roots: dict[int, bytes | None]) -> 
 
 def read_leaves(directory: Path, size: int) -> Iterator[bytes]:
     """Yield the leaves of an export in order; raises InvalidError when they are not all there."""
-    for number, start in enumerate(range(0, size, TILE_WIDTH)):
-        width = min(TILE_WIDTH, size - start)
-        path = tile_path("entries", number, width)
-        try:
-            content = _read(directory / path)
-        except UnusableError as error:
-            raise _DamagedError(f"{path} is missing, so entries from {start} on are") from error
-        at = 0
-        for index in range(start, start + width):
-            end = at + 2 + int.from_bytes(content[at : at + 2])
-            if at + 2 > len(content) or end > len(content):
-                raise _DamagedError(f"{path} ends before entry {index}")
-            yield content[at + 2 : end]
-            at = end
-        if at != len(content):
-            raise _DamagedError(f"{path} holds more than its {width} entries")
+    for number in range(-(-size // TILE_WIDTH)):
+        yield from split_bundle(directory, number, size)
 
 
-# 7. Receipts: c2sp.org/tlog-proof.
+def read_bundle(directory: Path, number: int, size: int) -> bytes:
+    """Return the entry bundle `number` of a log of `size` entries; raises InvalidError if it is missing."""
+    start = number * TILE_WIDTH
+    path = tile_path("entries", number, min(TILE_WIDTH, size - start))
+    try:
+        return _read(directory / path)
+    except UnusableError as error:
+        raise _DamagedError(f"{path} is missing, so entries from {start} on are") from error
+
+
+def split_bundle(directory: Path, number: int, size: int) -> list[bytes]:
+    """Return the leaves in a bundle; raises InvalidError when they are not all there."""
+    content, start = read_bundle(directory, number, size), number * TILE_WIDTH
+    width, leaves, at = min(TILE_WIDTH, size - start), list[bytes](), 0
+    path = tile_path("entries", number, width)
+    for index in range(start, start + width):
+        end = at + 2 + int.from_bytes(content[at : at + 2])
+        if at + 2 > len(content) or end > len(content):
+            raise _DamagedError(f"{path} ends before entry {index}")
+        leaves.append(content[at + 2 : end])
+        at = end
+    if at != len(content):
+        raise _DamagedError(f"{path} holds more than its {width} entries")
+    return leaves
+
+
+# 9. Receipts: c2sp.org/tlog-proof.
 
 
 def verify_receipt(
@@ -817,7 +1224,7 @@ def verify_receipt(
         return report
     root = root_from_spans(spans, 0, held.size) if 0 < held.size <= report.size else None
     if root:
-        compare_held(report, held, {held.size: root})
+        compare_held(report, held, root)
     else:
         report.held = "of another size, which this receipt cannot show; an export can"
     return report
@@ -851,24 +1258,30 @@ def _origin(keys: Keys) -> str:
     return names.pop()
 
 
-# 8. The command line.  (What follows it, section 9, is about kept content.)
+# 10. The command line.  (What follows it, section 11, is about kept content.)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify what the command line names, report on standard output, and return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        report = _verify(options)
-    except UnusableError as error:
-        sys.stderr.write(f"verify: {error}\n")
+        with closing(State(options.state)) as state:
+            report = _verify(options, state)
+            text = render_json(report) if options.json else render(report)
+            code = report.exit_code
+            if options.state:
+                state.save(report)
+    except (UnusableError, sqlite3.Error) as error:
+        where = f"{options.state or 'the temporary file'}: " if isinstance(error, sqlite3.Error) else ""
+        sys.stderr.write(f"verify: {where}{error}\n")
         return ExitCode.UNUSABLE
-    sys.stdout.write(render_json(report) if options.json else render(report))
-    return report.exit_code
+    sys.stdout.write(text)
+    return code
 
 
 def render(report: Report) -> str:
     """Return the report for a person to read."""
-    count = len(report.open_requests)
+    count = report.state.open_count()
     lines = [
         ("log", _show(report.origin)),
         ("checkpoint", "signature verified" if report.checkpoint_verified else "NOT verified"),
@@ -877,6 +1290,7 @@ def render(report: Report) -> str:
         ("time", f"{report.first_time} to {report.last_time}" if report.first_time else "no entries"),
         *((_show(name), str(number)) for name, number in sorted(report.entries_by_type.items())),
         *(("rotated to", _show(key)) for key in report.rotations),
+        *([("state", report.continued)] if report.continued else []),
         ("held", report.held or "nothing held: no older head was compared"),
         ("witnesses", _witness_line(report)),
         *(
@@ -903,8 +1317,9 @@ def render(report: Report) -> str:
         lines.append(("erased", f"{report.erased_payloads} payloads"))
     lines += [("payloads", line) for line in _payload_lines(report)]
     lines += [("PROBLEM", _show(problem)) for problem in report.problems[:SHOWN]]
-    if len(report.problems) > SHOWN:
-        lines.append(("PROBLEM", f"and {len(report.problems) - SHOWN} more"))
+    more = len(report.problems) + report.unlisted_problems - SHOWN
+    if more > 0:
+        lines.append(("PROBLEM", f"and {more} more"))
     lines.append(("verdict", f"{MEANINGS[report.exit_code]} (exit code {report.exit_code})"))
     return "".join(f"{name:<20} {value}\n" for name, value in lines)
 
@@ -928,7 +1343,10 @@ def render_json(report: Report) -> str:
         "root": report.root,
         "checkpoint_verified": report.checkpoint_verified,
         "entries_by_type": dict(sorted(report.entries_by_type.items())),
+        "verified_before": report.verified_before,
+        "state": report.continued,
         "open_requests": list(report.open_requests),
+        "open_request_count": report.state.open_count(),
         "unknown_keys": list(report.unknown_keys),
         "unrecorded_keys": list(report.unrecorded_keys),
         "aborted_requests": report.entries_by_type["request.aborted"],
@@ -936,10 +1354,11 @@ def render_json(report: Report) -> str:
         "missing_entries": report.missing_entries,
         "erased_payloads": report.erased_payloads,
         "payloads": {
-            "named": len(report.payloads.named),
+            "named": report.payloads.named,
             "compared": report.payloads.is_looked_at,
             "intact": report.payloads.checked,
             "erased": report.payloads.erased,
+            "compared_before": report.payloads.compared_before,
             "opened": report.payloads.opened,
             "ahead": report.payloads.ahead,
             "held_tenants": sorted(report.payloads.held),
@@ -955,6 +1374,7 @@ def render_json(report: Report) -> str:
         "witnesses_needed": report.witnesses.needed,
         "witnessed_size": report.witnessed_size,
         "problems": report.problems,
+        "problem_count": len(report.problems) + report.unlisted_problems,
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -983,11 +1403,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--payload-keys", type=Path, help="data keys (JSON): open the payloads they are of")
     parser.add_argument("--no-payloads", action="store_true", help="kept content is not in this export")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="verify only what is newer than this file remembers, once the log is shown to continue it; a log"
+        " without a problem is remembered in it. Payloads that were compared before are not compared again,"
+        " unless a newer entry erases them or --payload-keys has their keys",
+    )
+    parser.add_argument(
+        "--all-payloads", action="store_true", help="with --state: compare all payloads again"
+    )
     parser.add_argument("--json", action="store_true", help="report as JSON")
     return parser
 
 
-def _verify(options: argparse.Namespace) -> Report:
+def _verify(options: argparse.Namespace, state: State) -> Report:
     keys = [key for text in options.key for key in _keys(text)]
     witnesses = _witnesses(options)
     held = None
@@ -997,11 +1428,13 @@ def _verify(options: argparse.Namespace) -> Report:
         except InvalidError as error:
             raise UnusableError(f"the held checkpoint cannot be used: {error}") from error
     if options.path.is_dir():
-        report = verify_export(options.path, keys, held, witnesses)
+        report = verify_export(options.path, keys, held, witnesses, state)
         if not options.no_payloads:
             data_keys = read_data_keys(options.payload_keys) if options.payload_keys else {}
-            check_payloads(report, options.path, data_keys)
+            check_payloads(report, options.path, data_keys, again=options.all_payloads)
         return report
+    if options.state:
+        raise UnusableError("a receipt has no state: --state is for exports")
     if options.leaf is None:
         raise UnusableError("a receipt is verified together with its leaf: give --leaf")
     return verify_receipt(_read(options.path), _read(options.leaf), keys, held, witnesses)
@@ -1075,10 +1508,6 @@ def _number(entry: dict[str, Any], name: str) -> int:
     return value
 
 
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no integer")
-
-
 def _show(text: str) -> str:
     """Return text so that it cannot control the auditor's terminal."""
     return json.dumps(text)[1:-1]
@@ -1095,12 +1524,13 @@ def _show_hash(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-# 9. Kept content: outside the tree, encrypted, named by leaves, and erased by destroying keys.
+# 11. Kept content: outside the tree, encrypted, named by leaves, and erased by destroying keys.
 
 NONCE_BYTES = 12
 _ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _AFTER_ALL_IDS = "~"
+_INTACT, _ERASED = "intact", "erased"
 _PARTS = {"request.intent": "request", "request.outcome": "response", "request.aborted": "response"}
 
 
@@ -1110,7 +1540,7 @@ def see_payload(report: Report, index: int, entry: dict[str, Any]) -> None:
     match entry["type"]:
         case "request.intent" | "request.outcome" | "request.aborted":
             if "payload_digest" in entry:
-                _see_named(payloads, index, entry)
+                _see_named(report, index, entry)
             elif entry.get("content_mode") == "encrypted":
                 raise InvalidError("says that content is kept, and names none")
         case "hold.placed":
@@ -1118,33 +1548,35 @@ def see_payload(report: Report, index: int, entry: dict[str, Any]) -> None:
         case "hold.released":
             payloads.held.discard(_text(entry, "tenant"))
         case "erasure":
-            _see_erasure(payloads, index, entry)
+            _see_erasure(report, index, entry)
 
 
-def _see_named(payloads: Payloads, index: int, entry: dict[str, Any]) -> None:
+def _see_named(report: Report, index: int, entry: dict[str, Any]) -> None:
     request, part = _text(entry, "request_id"), _PARTS[entry["type"]]
     if not _ULID.fullmatch(request):
         raise InvalidError("names a payload by something that is no request id")
-    intent = payloads.named.get((request, "request"))
+    database, tenant, intent = report.state.database, entry.get("tenant"), index
     if part == "request":
-        payloads.tenants[request] = _text(entry, "tenant")
-    elif intent is None:
-        raise InvalidError("names a payload of a request whose intent names none")
-    payloads.named[request, part] = NamedPayload(
-        index=index,
-        intent=index if part == "request" or intent is None else intent.index,
-        tenant=payloads.tenants[request],
-        digest=_text(entry, "payload_digest"),
-        commitment=_text(entry, "payload_commitment"),
-    )
+        tenant = _text(entry, "tenant")
+    else:
+        query = "SELECT tenant, intent FROM payloads WHERE request = ? AND part = 'request'"
+        known = database.execute(query, (request,)).fetchone()
+        if known is None:
+            raise InvalidError("names a payload of a request whose intent names none")
+        tenant, intent = known
+    digest, commitment = _text(entry, "payload_digest"), _text(entry, "payload_commitment")
+    row = (index, request, part, tenant, intent, digest, commitment)
+    database.execute("INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", row)
+    report.payloads.named += 1
 
 
-def _see_erasure(payloads: Payloads, index: int, entry: dict[str, Any]) -> None:
-    tenant = _text(entry, "tenant")
+def _see_erasure(report: Report, index: int, entry: dict[str, Any]) -> None:
+    tenant, payloads = _text(entry, "tenant"), report.payloads
     if "requests" in entry:
         if not isinstance(entry["requests"], list):
             raise InvalidError("has no proper requests")
-        payloads.erased_requests |= {(tenant, str(each)): index for each in entry["requests"]}
+        rows = [(tenant, str(each), index) for each in entry["requests"]]
+        report.state.database.executemany("INSERT OR REPLACE INTO erased_requests VALUES (?, ?, ?)", rows)
     elif "before" in entry:
         erased = _erased_range(index, entry)
         ranges = payloads.erased_ranges.setdefault(tenant, [])
@@ -1165,40 +1597,92 @@ def _erased_range(index: int, entry: dict[str, Any]) -> ErasedRange:
     return ErasedRange(index=index, before_id=before_id, before_intent=sys.maxsize, is_exact=False)
 
 
-def check_payloads(report: Report, directory: Path, data_keys: dict[str, bytes]) -> None:
-    """Compare the payloads of an export with what the log names, and open those whose keys are given."""
-    payloads = report.payloads
+def check_payloads(
+    report: Report, directory: Path, data_keys: dict[str, bytes], *, again: bool = False
+) -> None:
+    """
+    Compare the payloads of an export with what the log names, and open those whose keys are given.
+
+    Those that an earlier run compared are compared `again` only if that is asked for, if a newer entry
+    erases them, or if their keys are given.
+    """
+    payloads, database = report.payloads, report.state.database
     payloads.is_looked_at = True
-    for (request, part), named in payloads.named.items():
-        ranges = payloads.erased_ranges.get(named.tenant, [])
-        place = request, named.intent, named.index
-        named_at = payloads.erased_requests.get((named.tenant, request))
+    _select_payloads(report, data_keys, since=0 if again else payloads.compared)
+    rows = database.execute(
+        "SELECT payloads.*, erased_requests.entry FROM due JOIN payloads USING (entry)"
+        " LEFT JOIN erased_requests USING (tenant, request) ORDER BY due.entry"
+    )
+    for index, request, part, tenant, intent, digest, commitment, before, named_at in rows:
+        ranges = payloads.erased_ranges.get(tenant, [])
+        place = request, intent, index
+        _count(payloads, before, -1)
+        payloads.compared_before -= before is not None
         try:
             blob = _read(directory / "payloads" / f"{request}.{part}")
         except UnusableError:
             if named_at is not None or any(each.explains(*place) for each in ranges):
-                payloads.erased += 1
+                _found(report, index, _ERASED)
             else:
-                report.problems.append(f"the payload that entry {named.index} names is missing")
+                report.add_problem(f"the payload that entry {index} names is missing")
             continue
-        if hashlib.sha256(blob).hexdigest() != named.digest:
-            report.problems.append(f"the payload that entry {named.index} names was altered")
+        if hashlib.sha256(blob).hexdigest() != digest:
+            report.add_problem(f"the payload that entry {index} names was altered")
             continue
-        payloads.checked += 1
+        _found(report, index, _INTACT)
         erased_at = [each.index for each in ranges if each.erases(*place)]
-        if named_at is not None and named.index < named_at:
+        if named_at is not None and index < named_at:
             erased_at.append(named_at)
         if erased_at:
-            report.problems.append(
-                f"entry {erased_at[-1]} says that the payload of entry {named.index} was erased"
-            )
+            report.add_problem(f"entry {erased_at[-1]} says that the payload of entry {index} was erased")
         key = data_keys.get(f"{request}/{part}")
         if key is not None:
             try:
-                open_payload(blob, f"{report.origin}/{request}/{part}".encode(), key, named.commitment)
+                open_payload(blob, f"{report.origin}/{request}/{part}".encode(), key, commitment)
                 payloads.opened += 1
             except InvalidError as error:
-                report.problems.append(f"the payload that entry {named.index} names {error}")
+                report.add_problem(f"the payload that entry {index} names {error}")
+    payloads.compared = report.size
+    count_ahead(report)
+
+
+def _select_payloads(report: Report, data_keys: dict[str, bytes], since: int) -> None:
+    """Fill the table `due`: payloads named from entry `since` on, erased since, or to be opened."""
+    database, select = report.state.database, "INSERT OR IGNORE INTO due SELECT payloads.entry FROM payloads "
+    database.execute("CREATE TEMP TABLE IF NOT EXISTS due (entry INTEGER PRIMARY KEY)")
+    database.execute("DELETE FROM due")
+    database.execute(f"{select} WHERE entry >= ?", (since,))
+    database.execute(
+        f"{select} JOIN erased_requests USING (tenant, request) WHERE erased_requests.entry >= ?", (since,)
+    )
+    for tenant, ranges in report.payloads.erased_ranges.items():
+        for each in ranges:
+            if each.index >= since:
+                bounds = tenant, each.before_id, each.before_intent
+                where = "WHERE found = 'intact' AND tenant = ? AND request < ? AND intent < ?"
+                database.execute(f"{select} {where}", bounds)
+    names = [name.partition("/")[::2] for name in data_keys]
+    database.executemany(f"{select} WHERE request = ? AND part = ?", names)
+
+
+def _found(report: Report, index: int, what: str) -> None:
+    report.state.database.execute("UPDATE payloads SET found = ? WHERE entry = ?", (what, index))
+    _count(report.payloads, what, 1)
+
+
+def _count(payloads: Payloads, what: str | None, number: int) -> None:
+    payloads.checked += number * (what == _INTACT)
+    payloads.erased += number * (what == _ERASED)
+
+
+def count_ahead(report: Report) -> None:
+    payloads = report.payloads
+    try:
+        first = _first_id(payloads.last_time, later_ms=TOLERANCE_MS)
+    except InvalidError:  # no such date
+        return
+    query = "SELECT count(*) FROM payloads WHERE request >= ?"
+    (payloads.ahead,) = report.state.database.execute(query, (first,)).fetchone()
 
 
 def open_payload(blob: bytes, place: bytes, data_key: bytes, commitment: str) -> bytes:
@@ -1242,10 +1726,12 @@ def _payload_lines(report: Report) -> list[str]:
     payloads = report.payloads
     if not payloads.named:
         return []
-    count = f"{len(payloads.named)} named by entries"
+    count = f"{payloads.named} named by entries"
     if not payloads.is_looked_at:
         return [f"{count}, not looked at"]
     lines = [f"{count}: {payloads.checked} intact, {payloads.erased} erased, {payloads.opened} opened"]
+    if payloads.compared_before:
+        lines.append(f"{payloads.compared_before} of these were compared by earlier runs, not again")
     if payloads.ahead:
         lines.append(
             f"WARNING: {payloads.ahead} have ids of a time after the newest entry: a clock was ahead"
