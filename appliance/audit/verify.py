@@ -27,7 +27,7 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -46,6 +46,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 FORMAT_VERSION = 1
 MAX_LEAF_BYTES = 4096
+LIMIT = 2**53
+"""Integers are smaller, so that every JSON reader has them exactly."""
 MAX_FILE_BYTES = 2**25
 TILE_WIDTH = 256
 HASH_BYTES = 32
@@ -546,7 +548,7 @@ def parse_leaf(leaf: bytes, origin: str) -> dict[str, Any]:
 
 def canonical(entry: dict[str, Any]) -> bytes | None:
     """Return the canonical bytes of an entry, or None when it holds what no entry may hold."""
-    if not _is_flat(entry):
+    if not _are_plain(entry.values(), or_lists=True):
         return None
     try:
         # RFC 8785 orders by UTF-16 code units, Python by code points.
@@ -571,7 +573,7 @@ def parse_leaves(leaves: Sequence[bytes], origin: str) -> list[dict[str, Any]] |
         if len(entries) != len(leaves) or _encode(entries) != f"[{together}]":
             return None
         for entry in entries:
-            if not (_is_flat(entry) and _is_in_order(tuple(entry))):
+            if not (_are_plain(entry.values(), or_lists=True) and _is_in_order(tuple(entry))):
                 return None
             _check_envelope(entry, origin)
     except (ValueError, RecursionError, AttributeError, InvalidError):
@@ -591,14 +593,14 @@ def _check_envelope(entry: dict[str, Any], origin: str) -> None:
         raise InvalidError("has no proper time")
 
 
-def _is_flat(entry: dict[str, Any]) -> bool:
-    """Whether all values are strings, integers below 2^53, booleans or lists of these."""
-    for value in entry.values():
-        if isinstance(value, str):
+def _are_plain(values: Iterable[Any], *, or_lists: bool = False) -> bool:
+    """Whether values are strings, integers below 2^53 or booleans, or else lists of these."""
+    for value in values:
+        kind = type(value)
+        if kind is str or kind is bool or (kind is int and -LIMIT < value < LIMIT):
             continue
-        for item in value if isinstance(value, list) else (value,):
-            if not isinstance(item, str | int) or (isinstance(item, int) and abs(item) >= 2**53):
-                return False
+        if not (or_lists and kind is list and _are_plain(value)):
+            return False
     return True
 
 
@@ -806,7 +808,6 @@ def resume(report: Report, state: State, before: Remembered) -> None:
     report.payloads.erased_ranges = {
         tenant: [ErasedRange(**each) for each in ranges] for tenant, ranges in kept["erased_ranges"].items()
     }
-    report.payloads.compared_before = report.payloads.checked + report.payloads.erased
     report.verified_before = before.size
 
 
@@ -1608,6 +1609,7 @@ def check_payloads(
     """
     payloads, database = report.payloads, report.state.database
     payloads.is_looked_at = True
+    payloads.compared_before = payloads.checked + payloads.erased
     _select_payloads(report, data_keys, since=0 if again else payloads.compared)
     rows = database.execute(
         "SELECT payloads.*, erased_requests.entry FROM due JOIN payloads USING (entry)"
