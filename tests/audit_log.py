@@ -8,7 +8,10 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
+from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.durability.guarded import LogFiles, open_guarded
+from appliance.audit.export import tile_path
+from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import Signer, create_signing_key, load_signing_key
 from appliance.audit.store import AuditStore
 from appliance.infra.data_directory import Installation, locate
@@ -91,3 +94,29 @@ def outcome(request_id: str) -> dict:
         "status": 200,
         "duration_ms": 42,
     }
+
+
+def write_export(directory: Path, leaves: list[bytes], signer: Signer) -> Path:
+    """Write an export of any leaves, signed: what a writer with the key could show."""
+    hashes = [hash_leaf(leaf) for leaf in leaves]
+    nodes, level = hashes, 0
+    while nodes:
+        above = []
+        for number, start in enumerate(range(0, len(nodes), 256)):
+            tile = nodes[start : start + 256]
+            _write(directory / tile_path(str(level), number, len(tile)), b"".join(tile))
+            if level == 0:
+                bundle = (len(leaf).to_bytes(2) + leaf for leaf in leaves[start : start + 256])
+                _write(directory / tile_path("entries", number, len(tile)), b"".join(bundle))
+            if len(tile) == 256:
+                above.append(root_from_leaf_hashes(tile))
+        nodes, level = above, level + 1
+    body = encode_body(Checkpoint(origin=signer.name, size=len(leaves), root=root_from_leaf_hashes(hashes)))
+    _write(directory / "checkpoint", sign_note(body, [signer]).encode())
+    _write(directory / "vkey", f"{signer.vkey}\n".encode())
+    return directory
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

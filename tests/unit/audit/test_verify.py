@@ -18,10 +18,10 @@ from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.entry import Entry, encode, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.export import tile_path
 from appliance.audit.merkle import hash_leaf, root_from_leaf_hashes
 from appliance.audit.signing_keys import Signer
 from appliance.audit.verify import ExitCode
+from tests.audit_log import write_export
 from tests.tree_proofs import make_receipt
 
 TIME = "2026-11-20T12:00:00.000Z"
@@ -32,30 +32,7 @@ def write(tmp_path, signer):
     """Write an export of these leaves, signed; by an attacker who has the key, if need be."""
 
     def write_(leaves, name="export", signed_by=signer):
-        directory = tmp_path / name
-        hashes = [hash_leaf(leaf) for leaf in leaves]
-        nodes, level = hashes, 0
-        while nodes:
-            above = []
-            for number, start in enumerate(range(0, len(nodes), 256)):
-                tile = nodes[start : start + 256]
-                path = directory / tile_path(str(level), number, len(tile))
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(b"".join(tile))
-                if level == 0:
-                    bundle = directory / tile_path("entries", number, len(tile))
-                    bundle.parent.mkdir(parents=True, exist_ok=True)
-                    bundle.write_bytes(
-                        b"".join(len(leaf).to_bytes(2) + leaf for leaf in leaves[start : start + 256])
-                    )
-                if len(tile) == 256:
-                    above.append(root_from_leaf_hashes(tile))
-            nodes, level = above, level + 1
-        directory.mkdir(exist_ok=True)
-        checkpoint = Checkpoint(origin=signer.name, size=len(leaves), root=root_from_leaf_hashes(hashes))
-        (directory / "checkpoint").write_text(sign_note(encode_body(checkpoint), [signed_by]))
-        (directory / "vkey").write_text(f"{signer.vkey}\n")
-        return directory
+        return write_export(tmp_path / name, leaves, signed_by)
 
     return write_
 
