@@ -180,7 +180,7 @@ clock was wrong, and then report content as missing.
 
 ## Verifying
 
-    python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--json]
+    python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--state FILE]
     python -m appliance.audit.verify RECEIPT.tlog-proof --leaf LEAF --key KEY
 
 `appliance/audit/verify.py` needs only Python and `cryptography`; it may be copied and run alone. Every key
@@ -188,6 +188,12 @@ given must have signed. `--held` names a checkpoint kept from earlier, `--witnes
 cosigned. Without a checkpoint held by another party, a valid log only shows that its operator is
 consistent. An export made while requests are running has open requests, and is reported as incomplete.
 `--payload-keys` decrypts kept content; `--no-payloads` accepts an export without it.
+
+`--state` keeps what was verified in a file; the next run shows that the log continues it and reads newer
+entries only. A JSON report (`--json`) then says how much was not read again: `verified_before` counts
+entries, `payloads.compared_before` those intact or erased payloads that earlier runs compared, and `state`
+says whether the log continues what they verified. Every report lists at most 10,000 `open_requests` and
+`problems`; `open_request_count` and `problem_count` count all.
 
 | Exit code | Meaning |
 |---|---|

@@ -144,6 +144,7 @@ class LogVerification:
 
     async def _check(self, export: Path) -> Progress:
         arguments = [str(export), "--key", str(export / "vkey"), "--no-payloads", "--json"]
+        arguments += ["--state", str(export.parent / "state")]  # scratch as well: `/tmp` may be too small
         for witness in self._witnesses:
             arguments += ["--witness", witness.key]
         if self._witnesses:
@@ -168,7 +169,7 @@ class LogVerification:
             size=report["size"],
             root=report["root"],
             problems=tuple(str(problem) for problem in report["problems"][:SHOWN_PROBLEMS]),
-            open_requests=len(report["open_requests"]),
+            open_requests=report["open_request_count"],
         )
 
 

@@ -55,6 +55,9 @@ def verify(
     witnesses_needed: Annotated[
         int, typer.Option(min=0, help="How many of `audit.witnesses` must have cosigned.")
     ] = 0,
+    state: Annotated[
+        Path | None, typer.Option(help="Remember what was verified in this file; verify only what is newer.")
+    ] = None,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
     payloads: PayloadsOption = True,  # noqa: FBT002
     config: ConfigOption = None,
@@ -75,6 +78,7 @@ def verify(
             _add_payloads(settings, export)
         unsigned = store.head().size - exported
         arguments = [str(export), "--key", vkey, *(["--held", str(held)] if held else [])]
+        arguments += ["--state", str(state)] if state else []
         for witness in settings.audit.witnesses:
             arguments += ["--witness", witness.key]
         if settings.audit.witnesses or witnesses_needed:
