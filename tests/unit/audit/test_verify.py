@@ -389,6 +389,71 @@ def test_a_type_from_a_newer_appliance_is_counted(write, check, make):
     assert report.entries_by_type == {"audit.seen": 1}
 
 
+def test_leaves_are_read_together_if_all_are_right(make):
+    """The fast way is taken for entries as gateways write them, and reads the same."""
+    leaves = [
+        make(EntryType.REQUEST_INTENT, "r"),
+        make(EntryType.REQUEST_OUTCOME, "r"),
+        make(EntryType.AUDIT_READ, actor='cli:\u00fc"\\\n\U0001f600', purpose=""),
+    ]
+    origin = json.loads(leaves[0])["log"]
+    assert verify.parse_leaves(leaves, origin) == [verify.parse_leaf(leaf, origin) for leaf in leaves]
+    for wrong in (b" ", b"{}", b"\xff", leaves[0].replace(b'"v":1', b'"v":2'), leaves[0] + b"\n"):
+        assert verify.parse_leaves([*leaves, wrong], origin) is None
+
+
+@given(st.data())
+def test_leaves_are_never_read_together_that_are_wrong_alone(data):
+    """However they are cut, joined and damaged: what is read are the leaves as they are."""
+    whole = [
+        b'{"id":"%d","log":"l","time":"2026-11-20T12:00:00.000Z","type":"t","v":1%s}' % (number, more)
+        for number, more in enumerate([b"", b',"x":["{",1]', b',"x":["},{"]', b',"x":[",\\n{"]'])
+    ]
+    between = data.draw(st.sampled_from([b",", b",\n", b""]))
+    text = between.join(data.draw(st.permutations(whole)))
+    at = data.draw(st.integers(0, len(text)))
+    text = text[:at] + data.draw(st.sampled_from([b"", b"", b"\n", b",", b"{", b"}", b"["])) + text[at:]
+    commas = [at for at, byte in enumerate(text) if byte == ord(",")]
+    if data.draw(st.booleans()):
+        commas = [at for at in commas if text[at + 1 :].lstrip().startswith(b"{")]
+    cuts = sorted(data.draw(st.sets(st.sampled_from(commas), max_size=5)) if commas else [])
+    leaves = [
+        text[start:end] for start, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, None], strict=True)
+    ]
+    assert verify.parse_leaves(leaves, "l") == _alone(leaves)
+
+
+@pytest.mark.parametrize("half", [b',"log"', b',"time"', b',"v"', b',{"]'])
+def test_an_entry_in_two_leaves_is_not_made_up_for_by_two_in_one(half):
+    """As many entries as leaves, and together they would be canonical JSON; the last half begins with `{`."""
+    first, second, third = (
+        b'{"id":"%d","log":"l","time":"2026-11-20T12:00:00.000Z","type":"t","v":1,"x":["},{"]}' % at
+        for at in range(3)
+    )
+    at = first.index(half)
+    leaves = [first[:at], first[at + 1 :], second + b"," + third]
+    assert _alone(leaves) is None
+    assert verify.parse_leaves(leaves, "l") is None
+
+
+def test_leaves_with_members_in_another_order_are_invalid_together_too():
+    """RFC 8785 orders names by UTF-16 code units: a name beyond U+FFFF stands before one from U+E000 on."""
+    names = ["a", "\U00010000", "\ue000"]
+    right = b'{"a":1,"id":"0","log":"l","time":"2026-11-20T12:00:00.000Z","type":"t","v":1,"%b":1,"%b":1}'
+    encoded = [name.encode() for name in names]
+    leaves = [right % (encoded[1], encoded[2]), right % (encoded[2], encoded[1])]
+    assert verify.parse_leaves(leaves[:1], "l") == _alone(leaves[:1]) != [None]
+    assert verify.parse_leaves(leaves, "l") is None
+    assert _alone(leaves) is None
+
+
+def _alone(leaves):
+    try:
+        return [verify.parse_leaf(leaf, "l") for leaf in leaves]
+    except verify.InvalidError:
+        return None
+
+
 JSON_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 JSON_VALUE = st.one_of(
     JSON_TEXT, st.booleans(), st.integers(-(2**53) + 1, 2**53 - 1), st.lists(JSON_TEXT, max_size=3)

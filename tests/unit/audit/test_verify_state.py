@@ -429,6 +429,10 @@ def test_a_run_that_is_killed_leaves_the_state_as_it_was(auditor, known):
     arguments = [auditor.export, "--key", SIGNER.vkey, "--state", auditor.state]
     assert subprocess.run([sys.executable, "-c", program, *arguments], check=False).returncode == 9
     assert auditor.state.stat().st_size > size  # it did write
+    with contextlib.closing(sqlite3.connect(auditor.state)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        ids = database.execute("SELECT count(*) FROM ids").fetchone() if "ids" in tables else (0,)
+    assert ids == (known,)
     report = auditor.again()
     assert report["verified_before"] == known
     assert without_this_run(report) == without_this_run(auditor.again(state=False))
