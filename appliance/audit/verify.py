@@ -2,6 +2,7 @@
 The auditor's verifier: says whether a log, or a receipt, is what the key's owner signed, and whole.
 
     python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--state FILE]
+                                          [--timestamp-cert FILE] [--json]
     python -m appliance.audit.verify RECEIPT.tlog-proof --leaf LEAF --key KEY
 
 It needs Python and `cryptography`, no network and nothing of ours: this file may be copied out and run alone.
@@ -15,7 +16,8 @@ operator is consistent.
 
 Exit codes: 0 valid, 10 valid with erased payloads, 1 cannot be used (arguments, files), 2 invalid,
 3 diverged from a checkpoint that was held or cosigned, 4 incomplete, 5 not cosigned by as many witnesses as
-were asked for, 6 keys acted that no entry created.  It fails closed: what it cannot read is invalid.
+were asked for, 6 keys acted that no entry created, 7 without the time stamps that were asked for.  It fails
+closed: what it cannot read is invalid.
 """
 
 import argparse
@@ -38,11 +40,16 @@ from operator import lt
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS, PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAlgorithm
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 FORMAT_VERSION = 1
 MAX_LEAF_BYTES = 4096
@@ -77,6 +84,7 @@ class ExitCode(IntEnum):
     INCOMPLETE = 4
     UNWITNESSED = 5
     UNKNOWN_KEYS = 6
+    UNTIMED = 7
     ERASED = 10
 
 
@@ -88,6 +96,7 @@ MEANINGS = {
     ExitCode.INCOMPLETE: "authentic but incomplete: requests without an end, or an admitted gap",
     ExitCode.UNWITNESSED: "authentic, but cosigned by fewer witnesses than were asked for",
     ExitCode.UNKNOWN_KEYS: "authentic, but API keys acted that no entry created",
+    ExitCode.UNTIMED: "authentic, but without the time stamps that were asked for",
     ExitCode.ERASED: "valid and complete; payloads were erased, which entries say",
 }
 
@@ -275,6 +284,7 @@ class Report:
     witnesses: Witnesses = NO_WITNESSES
     cosigned: dict[str, Cosigned] = field(default_factory=dict)
     """By witness, the largest part of this log it has cosigned."""
+    timestamps: "Timestamps" = field(default_factory=lambda: Timestamps())  # noqa: PLW0108 - defined below
     first_time: str | None = None
     last_time: str | None = None
     held: str | None = None
@@ -309,17 +319,16 @@ class Report:
     @property
     def exit_code(self) -> ExitCode:
         """The verdict; the gravest finding decides."""
-        if self.problems:
-            return ExitCode.INVALID
-        if self.diverged:
-            return ExitCode.DIVERGED
-        if self.unknown_keys:
-            return ExitCode.UNKNOWN_KEYS
-        if len(self.cosigned) < self.witnesses.needed:
-            return ExitCode.UNWITNESSED
-        if self.state.open_count() or self.gaps:
-            return ExitCode.INCOMPLETE
-        return ExitCode.ERASED if self.entries_by_type["erasure"] else ExitCode.VALID
+        findings = (
+            (self.problems, ExitCode.INVALID),
+            (self.diverged, ExitCode.DIVERGED),
+            (self.unknown_keys, ExitCode.UNKNOWN_KEYS),
+            (len(self.cosigned) < self.witnesses.needed, ExitCode.UNWITNESSED),
+            (self.timestamps.are_missing, ExitCode.UNTIMED),
+            (self.state.open_count() or self.gaps, ExitCode.INCOMPLETE),
+            (self.entries_by_type["erasure"], ExitCode.ERASED),
+        )
+        return next((code for found, code in findings if found), ExitCode.VALID)
 
 
 # 1. Keys, notes and tree heads: c2sp.org/signed-note, c2sp.org/tlog-checkpoint.
@@ -1090,9 +1099,11 @@ def verify_export(
     held: Head | None,
     witnesses: Witnesses = NO_WITNESSES,
     state: State | None = None,
+    timestamps: "Timestamps | None" = None,
 ) -> Report:
     """Check a whole log, or what is newer than the state; raises UnusableError if it is no export."""
     report = Report(subject="export", origin=_origin(keys), witnesses=witnesses)
+    report.timestamps = timestamps or report.timestamps
     note = _read(directory / "checkpoint")
     before = state.remembered(report.origin) if state else Remembered()
     try:
@@ -1112,6 +1123,7 @@ def verify_export(
                 report.diverged = True
                 report.cosigned.clear()
                 report.held = f"a witness cosigned another log of {other.size} entries than this one"
+        check_timestamps(report, directory, tiles)
     except InvalidError as error:
         report.add_problem(str(error))
     return report
@@ -1259,7 +1271,7 @@ def _origin(keys: Keys) -> str:
     return names.pop()
 
 
-# 10. The command line.  (What follows it, section 11, is about kept content.)
+# 10. The command line.  (Section 11 is about kept content, section 12 about time stamps.)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -1298,6 +1310,7 @@ def render(report: Report) -> str:
             ("", f"{_show(name)}, the first {seen.size} entries at {_show_time(seen.time)}")
             for name, seen in report.cosigned.items()
         ),
+        *(("time stamps", line) for line in _timestamp_lines(report)),
         ("open", f"{count} requests without an end" if count else "no request without an end"),
         *(
             ("", f"{_show(name)}, begun by entry {at}")
@@ -1374,6 +1387,7 @@ def render_json(report: Report) -> str:
         "witnesses_named": len(report.witnesses.names),
         "witnesses_needed": report.witnesses.needed,
         "witnessed_size": report.witnessed_size,
+        "timestamps": _timestamps_json(report),
         "problems": report.problems,
         "problem_count": len(report.problems) + report.unlisted_problems,
     }
@@ -1402,6 +1416,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--witnesses-needed", type=int, metavar="N", help="how many must have cosigned; default: all named"
     )
+    parser.add_argument(
+        "--timestamp-cert",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="certificate of a time-stamp authority, or of who issued it (PEM); repeatable",
+    )
+    parser.add_argument("--timestamp-policy", metavar="OID", help="policy of the time stamps that count")
+    parser.add_argument(
+        "--timestamps-needed",
+        type=int,
+        metavar="N",
+        help="how many there must be; default: 1 with a certificate",
+    )
     parser.add_argument("--payload-keys", type=Path, help="data keys (JSON): open the payloads they are of")
     parser.add_argument("--no-payloads", action="store_true", help="kept content is not in this export")
     parser.add_argument(
@@ -1421,7 +1450,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _verify(options: argparse.Namespace, state: State) -> Report:
     keys = [key for text in options.key for key in _keys(text)]
-    witnesses = _witnesses(options)
+    witnesses, timestamps = _witnesses(options), _read_timestamps(options)
     held = None
     if options.held:
         try:
@@ -1429,7 +1458,7 @@ def _verify(options: argparse.Namespace, state: State) -> Report:
         except InvalidError as error:
             raise UnusableError(f"the held checkpoint cannot be used: {error}") from error
     if options.path.is_dir():
-        report = verify_export(options.path, keys, held, witnesses, state)
+        report = verify_export(options.path, keys, held, witnesses, state, timestamps)
         if not options.no_payloads:
             data_keys = read_data_keys(options.payload_keys) if options.payload_keys else {}
             check_payloads(report, options.path, data_keys, again=options.all_payloads)
@@ -1739,6 +1768,485 @@ def _payload_lines(report: Report) -> list[str]:
             f"WARNING: {payloads.ahead} have ids of a time after the newest entry: a clock was ahead"
         )
     return lines + [f"{_show(tenant)} is under a legal hold" for tenant in sorted(payloads.held)]
+
+
+# 12. Time stamps: RFC 3161 over the text of a checkpoint, in CMS (RFC 5652).
+
+MAX_TIMESTAMP_BYTES = 2**16
+MIN_RSA_BITS, MIN_EC_BITS = 2048, 256
+_INTEGER, _OCTETS, _OID, _TIME_VALUE, _SEQUENCE, _SET, _CONTEXT = 2, 4, 6, 0x18, 0x30, 0x31, 0xA0
+_SIGNED_DATA, _TST_INFO = "1.2.840.113549.1.7.2", "1.2.840.113549.1.9.16.1.4"
+_CONTENT_TYPE, _MESSAGE_DIGEST = "1.2.840.113549.1.9.3", "1.2.840.113549.1.9.4"
+_SIGNER_SHA1, _SIGNER = "1.2.840.113549.1.9.16.2.12", "1.2.840.113549.1.9.16.2.47"
+_RSA, _PSS, _ECDSA = "1.2.840.113549.1.1.1", "1.2.840.113549.1.1.10", "1.2.840.10045."
+_SHA256 = "2.16.840.1.101.3.4.2.1"
+_HASHES: dict[str, HashAlgorithm] = {
+    _SHA256: SHA256(),
+    "2.16.840.1.101.3.4.2.2": SHA384(),
+    "2.16.840.1.101.3.4.2.3": SHA512(),
+}
+_SIGNATURES = {
+    _RSA: None,
+    _PSS: None,
+    "1.2.840.113549.1.1.11": "sha256",
+    "1.2.840.113549.1.1.12": "sha384",
+    "1.2.840.113549.1.1.13": "sha512",
+    "1.2.840.10045.4.3.2": "sha256",
+    "1.2.840.10045.4.3.3": "sha384",
+    "1.2.840.10045.4.3.4": "sha512",
+}
+"""Signature algorithms and the hash that their names imply: it must be the one the signer states."""
+_GENERALIZED = re.compile(rb"(\d{14})(?:\.\d*[1-9])?Z")
+_STAMP_NAME = re.compile(r"[1-9]\d*-(0|[1-9]\d{0,18})\.tsr", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a time stamp states."""
+
+    time: int
+    """When its authority made it, in seconds since the epoch."""
+    policy: str
+    nonce: int | None
+    signer: x509.Certificate
+
+    def is_of(self, certificates: Sequence[x509.Certificate]) -> bool:
+        """Whether one of these certificates made it, or is of the authority that issued the maker's."""
+        return any(self.signer == each or _issued(each, self) for each in certificates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A time stamp of a trusted authority, and the entries it covers."""
+
+    size: int
+    time: int
+    policy: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Timestamps:
+    """Which time stamps are trusted and needed, and what was found."""
+
+    certificates: tuple[x509.Certificate, ...] = ()
+    policy: str | None = None
+    """The one an auditor asks for; None for any."""
+    needed: int = 0
+    trusted: list[Timed] = field(default_factory=list)
+    unknown: int = 0
+    """Those that verify, of an authority whose certificate was not given."""
+    ahead: list[int] = field(default_factory=list)
+    """Sizes whose entries have a later time than the time stamp that covers them."""
+
+    @property
+    def wanted(self) -> list[Timed]:
+        """Those that count: of the policy, if one was asked for."""
+        return [timed for timed in self.trusted if self.policy in {None, timed.policy}]
+
+    @property
+    def level(self) -> str:
+        if not self.trusted:
+            return "untimed"
+        return "timed by a named policy" if self.policy and self.wanted else "timed"
+
+    @property
+    def newest(self) -> Timed | None:
+        return max(self.wanted or self.trusted, key=lambda timed: timed.size, default=None)
+
+    @property
+    def are_missing(self) -> bool:
+        return len(self.wanted) < self.needed
+
+
+def timestamp_files(directory: Path, report: Report) -> dict[Path, int]:
+    """Return the time stamps of an export with the sizes they are said to cover."""
+    found = {}
+    for path in sorted((directory / "timestamps").glob("*")):
+        match = _STAMP_NAME.fullmatch(path.name)
+        if match is None:
+            report.add_problem(f"timestamps/{path.name} is no time stamp's name")
+        else:
+            found[path] = int(match[1])
+    return found
+
+
+def check_timestamps(report: Report, directory: Path, tiles: Tiles) -> None:
+    """Check every time stamp against the entries it covers, whether or not its authority is trusted."""
+    found = report.timestamps
+    for path, size in timestamp_files(directory, report).items():
+        name = f"timestamps/{path.name}"
+        if size > report.size:
+            report.add_problem(f"{name} is of {size} entries, and {report.size} are here")
+            continue
+        try:
+            content = f"{report.origin}\n{size}\n{_show_hash(tiles.root_at(size))}\n".encode()
+            stamp = open_timestamp(_read(path), content)
+        except InvalidError as error:
+            report.add_problem(f"{name} {error}")
+            continue
+        if not stamp.is_of(found.certificates):
+            found.unknown += 1
+            continue
+        found.trusted.append(Timed(size=size, time=stamp.time, policy=stamp.policy))
+        latest = _time_of_entry(directory, size - 1, report.size)
+        if latest is not None and latest > stamp.time * 1000 + TOLERANCE_MS:
+            found.ahead.append(size)
+
+
+def _time_of_entry(directory: Path, index: int, size: int) -> int | None:
+    """The time of an entry in milliseconds; None if it is none, which other checks report."""
+    if index < 0:
+        return None
+    leaf = split_bundle(directory, index // TILE_WIDTH, size)[index % TILE_WIDTH]
+    try:
+        return _milliseconds(_text(json.loads(leaf), "time"))
+    except (InvalidError, ValueError, AttributeError):
+        return None
+
+
+def open_timestamp(response: bytes, content: bytes) -> Stamp:
+    """
+    Return what a TimeStampResp states about `content`; raises InvalidError.
+
+    Its signature is right then, and made with the certificate it carries; `Stamp.is_of` says whose that is.
+    """
+    if len(response) > MAX_TIMESTAMP_BYTES:
+        raise InvalidError("is longer than any time stamp")
+    try:
+        return _open_timestamp(response, content)
+    except UnsupportedAlgorithm as error:
+        raise InvalidError("uses an algorithm that is not known here") from error
+
+
+def _open_timestamp(response: bytes, content: bytes) -> Stamp:
+    reply = _Der(response).only(_SEQUENCE)
+    status = reply.inside(_SEQUENCE).integer()
+    if status not in {0, 1}:
+        raise InvalidError(f"is a refusal of the authority (status {status})")
+    token = reply.inside(_SEQUENCE)
+    reply.end()
+    if token.oid() != _SIGNED_DATA:
+        raise InvalidError("is no signed data")
+    signed = token.inside(_CONTEXT).only(_SEQUENCE)
+    token.end()
+    signed.integer()
+    signed.value(_SET)  # hashes that are used: said again by the signer
+    encapsulated = signed.inside(_SEQUENCE)
+    if encapsulated.oid() != _TST_INFO:
+        raise InvalidError("holds something other than a time")
+    info = encapsulated.inside(_CONTEXT).only(_OCTETS).rest()
+    encapsulated.end()
+    carried = signed.inside(_CONTEXT) if signed.tag == _CONTEXT else _Der(b"")
+    if signed.tag == _CONTEXT + 1:
+        signed.value(_CONTEXT + 1)  # revocation lists
+    signer = signed.inside(_SET).only(_SEQUENCE)
+    signed.end()
+    attributes, algorithm, signature = _read_signer(signer, info)
+    certificate = _signing_certificate(attributes, carried)
+    _check_signature(certificate, signature, b"\x31" + attributes.content[1:], *algorithm)
+    return _read_info(info, content, certificate)
+
+
+class _Attributes:
+    """The signed attributes of a signer: each once, with one value."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        """As they stand, with their tag."""
+        self._values: dict[str, bytes] = {}
+        each = _Der(content).only(_CONTEXT)
+        while each.tag is not None:
+            attribute = each.inside(_SEQUENCE)
+            name, value = attribute.oid(), attribute.value(_SET)
+            attribute.end()
+            if name in self._values:
+                raise InvalidError("has an attribute twice")
+            self._values[name] = value
+
+    def get(self, name: str, tag: int) -> "_Der | None":
+        value = self._values.get(name)
+        return None if value is None else _Der(value).only(tag)
+
+
+def _read_signer(signer: "_Der", info: bytes) -> tuple[_Attributes, tuple[str, HashAlgorithm], bytes]:
+    """Return signed attributes, algorithms and signature, once the attributes name the content."""
+    signer.integer()
+    signer.value(signer.tag or 0)  # who signed, unsigned: the attributes say it
+    digest = signer.inside(_SEQUENCE).oid()
+    attributes = _Attributes(signer.whole(_CONTEXT))
+    signature_name = signer.inside(_SEQUENCE).oid()
+    signature = signer.value(_OCTETS)
+    if signer.tag == _CONTEXT + 1:
+        signer.value(_CONTEXT + 1)  # unsigned attributes
+    signer.end()
+    if digest not in _HASHES or signature_name not in _SIGNATURES:
+        raise InvalidError("uses an algorithm that is not known here")
+    algorithm = _HASHES[digest]
+    if _SIGNATURES[signature_name] not in {None, algorithm.name}:
+        raise InvalidError("names two hashes")
+    kind, named = attributes.get(_CONTENT_TYPE, _OID), attributes.get(_MESSAGE_DIGEST, _OCTETS)
+    if kind is None or named is None or _dotted(kind.rest()) != _TST_INFO:
+        raise InvalidError("does not sign what it holds")
+    if named.rest() != hashlib.new(algorithm.name, info).digest():
+        raise InvalidError("was altered: what it signs is another content")
+    return attributes, (signature_name, algorithm), signature
+
+
+def _signing_certificate(attributes: _Attributes, carried: "_Der") -> x509.Certificate:
+    """Return the carried certificate that the signed attributes name by its hash: RFC 5035, RFC 2634."""
+    named = []
+    for attribute in (_SIGNER, _SIGNER_SHA1):
+        value = attributes.get(attribute, _SEQUENCE)
+        if value is not None:
+            first = value.inside(_SEQUENCE).inside(_SEQUENCE)
+            name = "sha1" if attribute == _SIGNER_SHA1 else "sha256"
+            if attribute == _SIGNER and first.tag == _SEQUENCE:
+                algorithm = _HASHES.get(first.inside(_SEQUENCE).oid())
+                name = algorithm.name if algorithm else ""
+            named.append((name, first.value(_OCTETS)))
+    if not named or any(not name for name, _ in named):
+        raise InvalidError("does not name its signer's certificate")
+    while carried.tag is not None:
+        encoded = carried.whole(carried.tag)
+        # SHA-1 only tells certificates apart here; whether one is trusted goes by its whole content.
+        if all(
+            hashlib.new(name, encoded, usedforsecurity=False).digest() == digest for name, digest in named
+        ):
+            try:
+                return x509.load_der_x509_certificate(encoded)
+            except ValueError as error:
+                raise InvalidError("carries a certificate that cannot be read") from error
+    raise InvalidError("does not carry its signer's certificate")
+
+
+def _check_signature(
+    certificate: x509.Certificate, signature: bytes, message: bytes, name: str, algorithm: HashAlgorithm
+) -> None:
+    is_ecdsa = name.startswith(_ECDSA)
+    try:
+        key = certificate.public_key()
+        if isinstance(key, RSAPublicKey) and key.key_size >= MIN_RSA_BITS and not is_ecdsa:
+            fill = PSS(MGF1(algorithm), PSS.AUTO) if name == _PSS else PKCS1v15()
+            key.verify(signature, message, fill, algorithm)
+        elif isinstance(key, EllipticCurvePublicKey) and key.key_size >= MIN_EC_BITS and is_ecdsa:
+            key.verify(signature, message, ECDSA(algorithm))
+        else:
+            raise InvalidError("is signed with a key of a kind or size that is not accepted")
+    except (InvalidSignature, ValueError) as error:
+        raise InvalidError("has a wrong signature") from error
+
+
+def _read_info(info: bytes, content: bytes, certificate: x509.Certificate) -> Stamp:
+    """Return what a signed TSTInfo states, if it is about `content` and the certificate may state it."""
+    statement = _Der(info).only(_SEQUENCE)
+    if statement.integer() != 1:
+        raise InvalidError("is of a version that is not known here")
+    policy = statement.oid()
+    imprint = statement.inside(_SEQUENCE)
+    algorithm, digest = imprint.inside(_SEQUENCE).oid(), imprint.value(_OCTETS)
+    imprint.end()
+    if (algorithm, digest) != (_SHA256, hashlib.sha256(content).digest()):
+        raise InvalidError("is of something other than this log's first entries")
+    statement.integer()
+    match = _GENERALIZED.fullmatch(statement.value(_TIME_VALUE))
+    try:
+        moment = datetime.strptime(match[1].decode() if match else "", "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise InvalidError("has no proper time") from error
+    nonce = None
+    while statement.tag is not None:
+        if statement.tag == _INTEGER:
+            nonce = statement.integer()
+        elif statement.tag == _CONTEXT + 1:
+            _check_extensions(statement.inside(_CONTEXT + 1))
+        else:
+            statement.value(statement.tag)  # accuracy, ordering, the authority's name
+    _check_certificate(certificate, moment)
+    return Stamp(time=int(moment.timestamp()), policy=policy, nonce=nonce, signer=certificate)
+
+
+def _check_extensions(extensions: "_Der") -> None:
+    while extensions.tag is not None:
+        extension = extensions.inside(_SEQUENCE)
+        extension.oid()
+        if extension.tag == 1:
+            raise InvalidError("has a critical extension that is not known here")
+
+
+def _check_certificate(certificate: x509.Certificate, moment: datetime) -> None:
+    """Refuse a certificate that may not stamp or was not valid then; revocation is not looked at."""
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+        raise InvalidError("is signed with a certificate that is not for time stamps") from error
+    if not usage.critical or list(usage.value) != [ExtendedKeyUsageOID.TIME_STAMPING]:
+        raise InvalidError("is signed with a certificate that is not for time stamps alone")
+    if not certificate.not_valid_before_utc <= moment <= certificate.not_valid_after_utc:
+        raise InvalidError("is signed with a certificate that was not valid at its time")
+
+
+def _issued(issuer: x509.Certificate, stamp: Stamp) -> bool:
+    moment = datetime.fromtimestamp(stamp.time, UTC)
+    try:
+        is_authority = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        stamp.signer.verify_directly_issued_by(issuer)
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        UnsupportedAlgorithm,
+        InvalidSignature,
+        ValueError,
+        TypeError,
+    ):
+        return False
+    return is_authority and issuer.not_valid_before_utc <= moment <= issuer.not_valid_after_utc
+
+
+class _Der:
+    """
+    Reads DER, one value after the other; raises InvalidError for what is not there or not well formed.
+
+    Strict where it is read: definite lengths in their shortest form, nothing left over.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self._at = content, 0
+
+    @property
+    def tag(self) -> int | None:
+        """Of the next value; None at the end."""
+        return self._content[self._at] if self._at < len(self._content) else None
+
+    def whole(self, tag: int) -> bytes:
+        """Return the next value, of this tag, with its header."""
+        start = self._at
+        self.value(tag)
+        return self._content[start : self._at]
+
+    def value(self, tag: int) -> bytes:
+        at, end = self._span(tag)
+        self._at = end
+        return self._content[at:end]
+
+    def inside(self, tag: int) -> "_Der":
+        return _Der(self.value(tag))
+
+    def only(self, tag: int) -> "_Der":
+        """As `inside`, if nothing follows."""
+        inner = self.inside(tag)
+        self.end()
+        return inner
+
+    def rest(self) -> bytes:
+        rest = self._content[self._at :]
+        self._at = len(self._content)
+        return rest
+
+    def end(self) -> None:
+        if self._at != len(self._content):
+            raise InvalidError("is not well formed: something is left over")
+
+    def integer(self) -> int:
+        content = self.value(_INTEGER)
+        if not content or (
+            len(content) > 1 and content[0] in {0, 0xFF} and content[0] >> 7 == content[1] >> 7
+        ):
+            raise InvalidError("is not well formed: a number")
+        return int.from_bytes(content, signed=True)
+
+    def oid(self) -> str:
+        return _dotted(self.value(_OID))
+
+    def _span(self, tag: int) -> tuple[int, int]:
+        """Return where the next value begins and ends."""
+        header = self._content[self._at : self._at + 2]
+        if len(header) < 2 or header[0] != tag or tag & 0x1F == 0x1F:  # noqa: PLR2004 - tag and length
+            raise InvalidError("is not well formed: another value was expected")
+        at, length = self._at + 2, header[1]
+        if length & 0x80:
+            count = length & 0x7F
+            length = int.from_bytes(self._content[at : at + count])
+            if not 1 <= count <= 3 or length < 0x80 or length >> 8 * (count - 1) == 0:  # noqa: PLR2004
+                raise InvalidError("is not well formed: a length")
+            at += count
+        if at + length > len(self._content):
+            raise InvalidError("is not well formed: it ends early")
+        return at, at + length
+
+
+def _dotted(content: bytes) -> str:
+    """Return an object identifier as text."""
+    numbers, number = [], 0
+    for at, byte in enumerate(content):
+        if number == 0 and byte == 0x80:  # noqa: PLR2004 - a leading zero
+            break
+        number = number << 7 | byte & 0x7F
+        if byte < 0x80:  # noqa: PLR2004
+            numbers.append(number)
+            number = 0
+        elif at == len(content) - 1:
+            break
+    else:
+        if numbers:
+            first = min(numbers[0] // 40, 2)
+            return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
+    raise InvalidError("is not well formed: an identifier")
+
+
+def _read_timestamps(options: argparse.Namespace) -> Timestamps:
+    certificates: list[x509.Certificate] = []
+    for path in options.timestamp_cert:
+        try:
+            certificates += x509.load_pem_x509_certificates(_read(path))
+        except ValueError as error:
+            raise UnusableError(f"{path} holds no PEM certificate") from error
+    needed = min(1, len(certificates)) if options.timestamps_needed is None else options.timestamps_needed
+    if not certificates and (needed or options.timestamp_policy):
+        raise UnusableError("time stamps are trusted by a certificate: give --timestamp-cert")
+    if needed < 0 or (certificates and not options.path.is_dir()):
+        raise UnusableError("time stamps are verified with an export, and how many are needed is 0 or more")
+    return Timestamps(certificates=tuple(certificates), policy=options.timestamp_policy, needed=needed)
+
+
+def _milliseconds(time: str) -> int:
+    try:
+        moment = datetime.strptime(time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    except ValueError:  # no such date
+        return 0
+    return int(moment.timestamp() * 1000)
+
+
+def _timestamp_lines(report: Report) -> list[str]:
+    found = report.timestamps
+    newest = found.newest
+    if newest is None:
+        lines = ["untimed: times are by the operator's clock"]
+    else:
+        other = f", not {_show(found.policy)}" if found.policy and not found.wanted else ""
+        newer = f", {report.size - newest.size} newer entries not" if report.size > newest.size else ""
+        what = f"the first {newest.size} entries at {_show_time(newest.time)}{newer}"
+        lines = [f"{found.level} ({newest.policy}{other}): {what}"]
+    if found.unknown:
+        lines.append(f"{found.unknown} not trusted: the authority's certificate was not given")
+    lines += [
+        f"WARNING: some of the first {size} entries have a time after their time stamp: a clock was ahead"
+        for size in found.ahead[:SHOWN]
+    ]
+    return lines
+
+
+def _timestamps_json(report: Report) -> dict[str, Any]:
+    found, newest = report.timestamps, report.timestamps.newest
+    return {
+        "level": found.level,
+        "size": newest.size if newest else 0,
+        "time": _show_time(newest.time) if newest else None,
+        "policy": newest.policy if newest else None,
+        "trusted": len(found.trusted),
+        "unknown": found.unknown,
+        "needed": found.needed,
+        "clock_ahead": found.ahead,
+    }
 
 
 if __name__ == "__main__":
