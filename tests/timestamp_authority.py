@@ -39,7 +39,7 @@ ess_cert_id_chain = no
 
 
 class TimestampAuthority:
-    """An authority's certificates in a directory, and the units it has; `signer` names the one that stamps."""
+    """An authority and its units in a directory; `signer` names the unit that stamps."""
 
     def __init__(self, directory: Path) -> None:
         if shutil.which("openssl") is None:
@@ -107,7 +107,7 @@ def answering(answer, *, context=None):
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):  # noqa: N802 - the name that http.server calls
+        def do_POST(self):
             query = self.rfile.read(int(self.headers["Content-Length"]))
             asked.append((self.headers["Content-Type"], query))
             given = answer(query)

@@ -371,6 +371,7 @@ class GatewayRole(GatewayOpener):
                 clock=WALL_CLOCK,
             ),
             witnesses=lambda: opened.witnessing.level,
+            timestamps=lambda: opened.timestamping.level,
             clock=clock,
         )
 

@@ -31,6 +31,7 @@ from appliance.audit.signing_keys import (
     refuse_retired,
 )
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.timestamps.timestamping import Timestamping
 from appliance.audit.witness.witness_client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.override import SqlOverrideStore
@@ -73,6 +74,7 @@ class OpenedParts:
     audit: GuardedLog
     content: OpenContent
     witnessing: Witnessing
+    timestamping: Timestamping
     limits: Limiter
     bodies: BodyParsers
     costs: CostMeter
@@ -138,6 +140,14 @@ class GatewayOpener:
             report = partial(_report_witness, self.logger)
             witnessing = await enter(open_witnessing(store=store, settings=settings.audit, report=report))
             _observe_witnesses(metrics, witnessing)
+            timestamping = Timestamping(
+                store=store,
+                settings=settings.audit,
+                clock=WALL_CLOCK,
+                random_bytes=os.urandom,
+                report=partial(_report_timestamps, self.logger),
+            )
+            _observe_timestamps(metrics, timestamping)
             limits = await enter(
                 open_limits(
                     database=database,
@@ -199,6 +209,7 @@ class GatewayOpener:
                 audit=audit,
                 content=content,
                 witnessing=witnessing,
+                timestamping=timestamping,
                 limits=limits,
                 bodies=stack.enter_context(closing(BodyParsers())),
                 costs=costs,
@@ -262,6 +273,21 @@ def _report_upgrade(logger: Logger) -> Callable[[int, int], None]:
             logger.info("audit_upgrading", detail=f"{done} of {total} hash tiles", count=done)
 
     return report
+
+
+def _observe_timestamps(metrics: Metrics, timestamping: Timestamping) -> None:
+    metrics.audit_timestamp_interval.set_function(lambda: timestamping.level.seconds)
+    metrics.audit_timestamped_size.set_function(lambda: timestamping.level.size)
+    metrics.audit_timestamp_time.set_function(lambda: timestamping.level.time)
+    metrics.audit_timestamp_failures.set_function(lambda: timestamping.level.failures)
+    metrics.audit_timestamp_clock_difference.set_function(lambda: timestamping.level.clock_difference)
+
+
+def _report_timestamps(logger: Logger, event: str, problem: str | None) -> None:
+    if problem:
+        logger.warning(event, reason=problem)
+    else:
+        logger.info(event)
 
 
 def _report_witness(logger: Logger, name: str, problem: str | None) -> None:

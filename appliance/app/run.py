@@ -131,6 +131,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             parts.promoter.run(),
             opened.audit.run(),
             opened.witnessing.run(),
+            opened.timestamping.run(),
             parts.batches.run(),
             opened.limits.run(),
             opened.costs.run(),

@@ -1,10 +1,11 @@
 """
 Writes the files for an auditor: a directory in C2SP `tlog-tiles` layout, or one receipt (C2SP `tlog-proof`).
 
-The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves) and
-`witnessed/<n>-<size>` (older checkpoints that witnesses cosigned).  It covers exactly the latest checkpoint,
-so it is consistent while the log grows. Leaves and hashes are copied as stored: a damaged log can be
-exported, so that `appliance.audit.verify` can report the damage.
+The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves),
+`witnessed/<n>-<size>` (older checkpoints that witnesses cosigned) and `timestamps/<n>-<size>.tsr` (time
+stamps over checkpoints).  It covers exactly the latest checkpoint, so it is consistent while the log grows.
+Leaves and hashes are copied as stored: a damaged log can be exported, so that `appliance.audit.verify` can
+report the damage.
 
 Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 """
@@ -12,12 +13,14 @@ Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 import tempfile
 from base64 import b64encode
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
 from appliance.audit.merkle import LEVEL_BITS, TILE_WIDTH, Hashes, HashTree
 from appliance.audit.store import AuditStore, Leaf, SqlAuditStore, StoredCheckpoint
+from appliance.audit.timestamps.store import Timestamp, Timestamps
 from appliance.errors import AuditVerificationError, ConfigurationError
 
 RECEIPT_HEADER = "c2sp.org/tlog-proof@v1"
@@ -35,7 +38,8 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
     """
     if directory.exists():
         raise ConfigurationError(f"{directory} exists already; export into a new directory")
-    cosigned = _cosigned(store)  # first: the log read later is never older than what was cosigned
+    # First: the log read later is never older than what was cosigned and time-stamped.
+    cosigned, stamped_size = _cosigned(store), _stamped_size(store)
     checkpoint = _latest(store)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
@@ -45,6 +49,8 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
             (fresh / "vkey").write_text(f"{vkey}\n", encoding="utf-8")
             for number, (size, note) in enumerate(cosigned, start=1):
                 _write(fresh / "witnessed" / f"{number}-{size}", note.encode())
+            for number, stamp in enumerate(_timestamps(store, stamped_size), start=1):
+                _write(fresh / "timestamps" / f"{number}-{stamp.size}.tsr", stamp.token)
             fresh.rename(directory)
     except OSError as error:
         raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
@@ -99,6 +105,16 @@ def _latest(store: AuditStore) -> StoredCheckpoint:
 
 def _cosigned(store: AuditStore) -> list[tuple[int, str]]:
     return merge_notes(CosignedCheckpoints(store.database).all()) if isinstance(store, SqlAuditStore) else []
+
+
+def _stamped_size(store: AuditStore) -> int:
+    newest = Timestamps(store.database).newest() if isinstance(store, SqlAuditStore) else None
+    return newest.size if newest else 0
+
+
+def _timestamps(store: AuditStore, size: int) -> Iterator[Timestamp]:
+    if isinstance(store, SqlAuditStore):
+        yield from takewhile(lambda stamp: stamp.size <= size, Timestamps(store.database).all())
 
 
 def _best_cosigned(store: AuditStore, index: int, latest: str) -> str | None:

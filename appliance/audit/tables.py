@@ -73,6 +73,15 @@ audit_cosigned = Table(
     Column("note", Text, nullable=False),
 )
 
+# Time stamps over checkpoints, write-once.
+audit_timestamps = Table(
+    "audit_timestamps",
+    metadata,
+    Column("size", _Position, primary_key=True, autoincrement=False),
+    Column("token", LargeBinary, nullable=False),  # the authority's whole answer (TimeStampResp)
+    Column("time", BigInteger, nullable=False),  # by the authority's clock, Unix time
+)
+
 # Encrypted content, outside the tree so that it can be erased by
 # deleting rows; the leaves hold commitments and digests.
 audit_payloads = Table(

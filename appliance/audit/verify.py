@@ -1807,8 +1807,15 @@ class Stamp:
     time: int
     """When its authority made it, in seconds since the epoch."""
     policy: str
+    imprint: bytes
+    """SHA-256 of what it is about."""
     nonce: int | None
     signer: x509.Certificate
+
+    def check(self, content: bytes) -> None:
+        """Raise InvalidError if it is about something else."""
+        if self.imprint != hashlib.sha256(content).digest():
+            raise InvalidError("is of something other than the first entries of this log")
 
     def is_of(self, certificates: Sequence[x509.Certificate]) -> bool:
         """Whether one of these certificates made it, or is of the authority that issued the maker's."""
@@ -1880,7 +1887,8 @@ def check_timestamps(report: Report, directory: Path, tiles: Tiles) -> None:
             continue
         try:
             content = f"{report.origin}\n{size}\n{_show_hash(tiles.root_at(size))}\n".encode()
-            stamp = open_timestamp(_read(path), content)
+            stamp = open_timestamp(_read(path))
+            stamp.check(content)
         except InvalidError as error:
             report.add_problem(f"{name} {error}")
             continue
@@ -1904,21 +1912,21 @@ def _time_of_entry(directory: Path, index: int, size: int) -> int | None:
         return None
 
 
-def open_timestamp(response: bytes, content: bytes) -> Stamp:
+def open_timestamp(response: bytes) -> Stamp:
     """
-    Return what a TimeStampResp states about `content`; raises InvalidError.
+    Return what a TimeStampResp states; raises InvalidError.
 
     Its signature is right then, and made with the certificate it carries; `Stamp.is_of` says whose that is.
     """
     if len(response) > MAX_TIMESTAMP_BYTES:
         raise InvalidError("is longer than any time stamp")
     try:
-        return _open_timestamp(response, content)
+        return _open_timestamp(response)
     except UnsupportedAlgorithm as error:
         raise InvalidError("uses an algorithm that is not known here") from error
 
 
-def _open_timestamp(response: bytes, content: bytes) -> Stamp:
+def _open_timestamp(response: bytes) -> Stamp:
     reply = _Der(response).only(_SEQUENCE)
     status = reply.inside(_SEQUENCE).integer()
     if status not in {0, 1}:
@@ -1944,7 +1952,7 @@ def _open_timestamp(response: bytes, content: bytes) -> Stamp:
     attributes, algorithm, signature = _read_signer(signer, info)
     certificate = _signing_certificate(attributes, carried)
     _check_signature(certificate, signature, b"\x31" + attributes.content[1:], *algorithm)
-    return _read_info(info, content, certificate)
+    return _read_info(info, certificate)
 
 
 class _Attributes:
@@ -2036,8 +2044,8 @@ def _check_signature(
         raise InvalidError("has a wrong signature") from error
 
 
-def _read_info(info: bytes, content: bytes, certificate: x509.Certificate) -> Stamp:
-    """Return what a signed TSTInfo states, if it is about `content` and the certificate may state it."""
+def _read_info(info: bytes, certificate: x509.Certificate) -> Stamp:
+    """Return what a signed TSTInfo states, if the certificate may state it."""
     statement = _Der(info).only(_SEQUENCE)
     if statement.integer() != 1:
         raise InvalidError("is of a version that is not known here")
@@ -2045,8 +2053,8 @@ def _read_info(info: bytes, content: bytes, certificate: x509.Certificate) -> St
     imprint = statement.inside(_SEQUENCE)
     algorithm, digest = imprint.inside(_SEQUENCE).oid(), imprint.value(_OCTETS)
     imprint.end()
-    if (algorithm, digest) != (_SHA256, hashlib.sha256(content).digest()):
-        raise InvalidError("is of something other than this log's first entries")
+    if algorithm != _SHA256:
+        raise InvalidError("names its content by a hash other than SHA-256")
     statement.integer()
     match = _GENERALIZED.fullmatch(statement.value(_TIME_VALUE))
     try:
@@ -2062,7 +2070,8 @@ def _read_info(info: bytes, content: bytes, certificate: x509.Certificate) -> St
         else:
             statement.value(statement.tag)  # accuracy, ordering, the authority's name
     _check_certificate(certificate, moment)
-    return Stamp(time=int(moment.timestamp()), policy=policy, nonce=nonce, signer=certificate)
+    time = int(moment.timestamp())
+    return Stamp(time=time, policy=policy, imprint=digest, nonce=nonce, signer=certificate)
 
 
 def _check_extensions(extensions: "_Der") -> None:

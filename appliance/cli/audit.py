@@ -37,6 +37,7 @@ from appliance.cli.common.audit_log import (
 )
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
 from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
+from appliance.cli.timestamp import commands as timestamp_commands
 from appliance.cli.witness import commands as witness_commands
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
@@ -58,6 +59,9 @@ def verify(
     state: Annotated[
         Path | None, typer.Option(help="Remember what was verified in this file; verify only what is newer.")
     ] = None,
+    timestamps_needed: Annotated[
+        int, typer.Option(min=0, help="How many time stamps of the authority in the settings there must be.")
+    ] = 0,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
     payloads: PayloadsOption = True,  # noqa: FBT002
     config: ConfigOption = None,
@@ -67,7 +71,7 @@ def verify(
     Verify the whole log; the exit code is the verdict.
 
     0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held or a witness, 4 incomplete, 5
-    fewer witnesses than needed.
+    fewer witnesses than needed, 7 fewer time stamps than needed.
     """
     settings = settings_from(config, data)
     with open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
@@ -83,6 +87,12 @@ def verify(
             arguments += ["--witness", witness.key]
         if settings.audit.witnesses or witnesses_needed:
             arguments += ["--witnesses-needed", str(witnesses_needed)]
+        if settings.audit.timestamp_certificate_file:
+            arguments += ["--timestamp-cert", str(settings.audit.timestamp_certificate_file)]
+            policy = settings.audit.timestamp_policy
+            arguments += ["--timestamp-policy", policy] if policy else []
+        if settings.audit.timestamp_certificate_file or timestamps_needed:
+            arguments += ["--timestamps-needed", str(timestamps_needed)]
         if not payloads:
             arguments.append("--no-payloads")
         code = verifier.main([*arguments, "--json"] if as_json else arguments)
@@ -223,3 +233,4 @@ def _line(index: int, entry: dict[str, Any]) -> str:
 for _name, _command in {**CONTENT_COMMANDS, **MAINTENANCE_COMMANDS}.items():
     commands.command(name=_name)(_command)
 commands.add_typer(witness_commands, name="witness")
+commands.add_typer(timestamp_commands, name="timestamp")

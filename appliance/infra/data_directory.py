@@ -110,6 +110,7 @@ def private_paths(settings: Settings, installation: Installation) -> frozenset[P
     audit, tls = settings.audit, settings.tls
     elsewhere = (
         *(installation.payload_keys, audit.payload_master_key_file, settings.batch.directory),
+        audit.timestamp_client_key_file,
         *(tls.key_file, tls.key_password_file, tls.command_key_file, settings.pool.key_file),
         *(settings.tenants.file, settings.tenants.mac_key_file),
     )

@@ -555,6 +555,15 @@ class WitnessSettings(Section):
     """Its address, such as `http://10.0.0.9:8090`; null: its cosignatures are transferred as files."""
 
 
+def _is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        return False
+    return bool(fits) and "@" not in url and "#" not in url
+
+
 def _refuse_open(value: object) -> object:
     if value == "open":
         raise ValueError("the mode open was removed: use spool with enough audit.spool_bytes, or strict")
@@ -598,6 +607,22 @@ class AuditSettings(Section):
     and, if it is reachable, `url`; without `url`, its cosignatures are transferred as files."""
     witness_seconds: Annotated[float, Field(ge=1)] = 60.0
     """Minimum time between two cosignatures of the same witness."""
+    timestamp_certificate_file: Path | None = None
+    """Certificates (PEM) of the time-stamp authority, or of the authority that issues them; null: the log is
+    not time-stamped."""
+    timestamp_url: str | None = None
+    """Its address (RFC 3161 over HTTP), such as `https://tsa.example/tsr`; null: time stamps are transferred
+    as files."""
+    timestamp_policy: str | None = None
+    """Object identifier of the policy that time stamps must have; null: any."""
+    timestamp_seconds: Annotated[float, Field(ge=60)] = 3600.0
+    """Time between two time stamps of a log that grows."""
+    timestamp_ca_file: Path | None = None
+    """Certificate authorities (PEM) of an `https://` address; null: those of the system."""
+    timestamp_client_certificate_file: Path | None = None
+    """Client certificate (PEM) that the gateway presents to the time-stamp authority."""
+    timestamp_client_key_file: Path | None = None
+    """Its private key (PEM), not encrypted."""
     durability: Annotated[Literal["strict", "spool"], BeforeValidator(_refuse_open)] = "strict"
     """What happens to requests while the database takes no entries.  `strict`: they are refused with 503.
     `spool`: entries go to a local spool; once it is full, requests are refused with 503."""
@@ -632,6 +657,27 @@ class AuditSettings(Section):
     two_person: bool = False
     """Erasing kept content and releasing a legal hold wait for the approval of a second administrator, up to
     a day; pruning by `payload_retention_days` does not.  Set it on every gateway."""
+
+    @field_validator("timestamp_url")
+    @classmethod
+    def _is_a_timestamp_url(cls, url: str | None) -> str | None:
+        if url is not None and not _is_http_url(url):
+            raise ValueError("write http://host/path or https://host/path, without user or fragment")
+        return url
+
+    @model_validator(mode="after")
+    def _timestamps_can_be_requested(self) -> "AuditSettings":
+        if (self.timestamp_client_certificate_file is None) != (self.timestamp_client_key_file is None):
+            message = "timestamp_client_certificate_file and timestamp_client_key_file come together"
+            raise ValueError(message)
+        is_https = (self.timestamp_url or "").startswith("https://")
+        if not is_https and (self.timestamp_ca_file or self.timestamp_client_key_file):
+            message = "timestamp_ca_file and timestamp_client_key_file are for a timestamp_url with https://"
+            raise ValueError(message)
+        if self.timestamp_certificate_file is None and (self.timestamp_url or self.timestamp_policy):
+            message = "time stamps are trusted by a certificate: set timestamp_certificate_file"
+            raise ValueError(message)
+        return self
 
 
 def _as_word(value: object) -> object:
@@ -813,12 +859,7 @@ class TracingSettings(Section):
     @field_validator("endpoint")
     @classmethod
     def _is_a_url(cls, endpoint: str) -> str:
-        try:
-            parts = urlsplit(endpoint)
-            fits = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-        except ValueError:
-            fits = False
-        if not fits or "@" in endpoint or "?" in endpoint or "#" in endpoint:
+        if not _is_http_url(endpoint) or "?" in endpoint:
             message = "write http://host:4318/v1/traces or https://..., without user, query or fragment"
             raise ValueError(message)
         return endpoint

@@ -18,12 +18,14 @@ THIS_MACHINE = "localhost"
 
 
 def gateway_ports(settings: Settings) -> frozenset[int]:
-    """Ports for workers, database, witnesses, collector and DNS, and those of the settings."""
-    urls = [*_pool_urls(settings.pool), *(each.url for each in settings.audit.witnesses if each.url)]
+    """Ports for workers, database, witnesses, time stamps, collector and DNS, and those of the settings."""
+    audit = settings.audit
+    asked = [*(each.url for each in audit.witnesses), audit.timestamp_url]
+    urls = [*_pool_urls(settings.pool), *(url for url in asked if url)]
     peers = [_peer(url) for url in urls]
     peers += _collector(settings.tracing)
-    if settings.audit.database_url is not None:
-        peers += _database(settings.audit.database_url)
+    if audit.database_url is not None:
+        peers += _database(audit.database_url)
     return _ports(peers) | frozenset(settings.sovereignty.connect_ports)
 
 

@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from appliance.api.console.history import History
 from appliance.api.console.sessions import LoginAttempts, Sessions
+from appliance.audit.timestamps.timestamping import TimestampLevel
 from appliance.audit.verification import LogVerification
 from appliance.audit.witness.witnessing import WitnessLevel
 from appliance.infra.settings import ConsoleSettings
@@ -49,6 +50,7 @@ class Console:
     history: History
     verification: LogVerification
     witnesses: Callable[[], WitnessLevel]
+    timestamps: Callable[[], TimestampLevel]
     clock: Callable[[], float]
     """Monotonic seconds, for sessions and the chart."""
     templates: Environment = field(default_factory=open_templates)

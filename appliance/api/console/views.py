@@ -119,6 +119,7 @@ def audit(services: Services, console: Console) -> dict[str, Any]:
         "state": state,
         "health": health,
         "witnesses": console.witnesses(),
+        "timestamps": console.timestamps(),
         "progress": progress,
         "elapsed": services.clock() - progress.began if progress.is_running else progress.seconds,
         "status": texts[progress.stage],

@@ -64,6 +64,7 @@ def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
         settings.tls.key_password_file,
         settings.tls.command_key_file,
         settings.pool.key_file,
+        settings.audit.timestamp_client_key_file,
         settings.worker.scrape_token_file,
         settings.worker.tls_key_file,
         _password_file(installation.database_url),

@@ -469,6 +469,26 @@ class Metrics:
         self.audit_witnessed_size = gauge(
             "appliance_audit_witnessed_size", "Entries covered by the newest cosignature; 0 for none."
         )
+        self.audit_timestamp_interval = gauge(
+            "appliance_audit_timestamp_interval_seconds",
+            "Time between two time stamps, by the settings; 0 without an authority.",
+        )
+        self.audit_timestamped_size = gauge(
+            "appliance_audit_timestamped_size", "Entries covered by the newest time stamp; 0 for none."
+        )
+        self.audit_timestamp_time = gauge(
+            "appliance_audit_last_timestamp_seconds",
+            "Time of the newest time stamp, by the authority's clock; 0 for never.",
+        )
+        self.audit_timestamp_failures = gauge(
+            "appliance_audit_timestamp_failures",
+            "Requests to the time-stamp authority that failed since the last one that succeeded.",
+        )
+        self.audit_timestamp_clock_difference = gauge(
+            "appliance_audit_timestamp_clock_difference_seconds",
+            "Seconds by which the authority's clock was ahead of the gateway's at its last answer. If it is "
+            "large, one of them is wrong.",
+        )
 
     def forget_worker(self, worker_id: str) -> None:
         """Remove all series of a worker that has left: series of changing addresses must not accumulate."""

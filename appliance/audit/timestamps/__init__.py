@@ -1,0 +1,1 @@
+"""Time stamps (RFC 3161): an authority states when the log had its first entries."""
