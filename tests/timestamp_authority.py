@@ -26,7 +26,6 @@ dir = {directory}
 serial = {directory}/serial
 crypto_device = builtin
 signer_cert = {directory}/{signer}.pem
-certs = {directory}/{signer}.pem
 signer_key = {directory}/{signer}.key
 signer_digest = sha256
 default_policy = 1.2.3.4.1

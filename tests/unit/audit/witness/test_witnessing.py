@@ -12,12 +12,9 @@ from appliance.audit import verify
 from appliance.audit.checkpoint import Checkpoint, encode_body, parse_body, parse_note, sign_note
 from appliance.audit.cosignature import ED25519_COSIGNATURE
 from appliance.audit.cosigned import Cosigned, CosignedCheckpoints, merge_notes, worth_keeping
-from appliance.audit.entry import Entry, encode, new_entry_id
-from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
-from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.signing_keys import MldsaSigner, Signer
-from appliance.audit.store import Head, Leaf, SqlAuditStore, StoredCheckpoint
+from appliance.audit.store import SqlAuditStore, StoredCheckpoint
 from appliance.audit.verify import ExitCode
 from appliance.audit.witness.witness import OK, Answer, Witness, encode_request
 from appliance.audit.witness.witness_state import WitnessState
@@ -34,43 +31,8 @@ from appliance.audit.witness.witnessing import (
 )
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
 from appliance.infra.settings import AuditSettings, WitnessSettings
+from tests.growing_log import TIME, Log
 from tests.signers import joined
-
-TIME = "2026-11-20T12:00:00.000Z"
-
-
-class Log:
-    """A log in a real database that grows and signs when told."""
-
-    def __init__(self, store, signer, text=""):
-        self.store, self.signer, self.text, self.tree = store, signer, text, CompactRange()
-
-    def grow(self, count):
-        before, leaves = self.tree.copy(), []
-        for _ in range(count):
-            number = self.tree.size
-            fields = {"actor": "cli:root", "operation": "tail", "purpose": f"{self.text}{number}"}
-            leaf = encode(
-                Entry(
-                    log=self.signer.name,
-                    id=new_entry_id(number, number.to_bytes(10)),
-                    type=EntryType.AUDIT_READ,
-                    time=TIME,
-                    fields=fields,
-                )
-            )
-            leaves.append(
-                Leaf(index=number, leaf=leaf, leaf_hash=hash_leaf(leaf), type="audit.read", request_id=None)
-            )
-            self.tree.append(hash_leaf(leaf))
-        self.store.append(leaves, expected=Head.of(before), new=Head.of(self.tree))
-        return self.sign()
-
-    def sign(self):
-        body = encode_body(Checkpoint(origin=self.signer.name, size=self.tree.size, root=self.tree.root()))
-        note = sign_note(body, self.signer.signers, time=1_800_000_000)
-        self.store.save_checkpoint(StoredCheckpoint(size=self.tree.size, note=note, time=TIME))
-        return note
 
 
 class Direct:
