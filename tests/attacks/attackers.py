@@ -74,6 +74,7 @@ def delete_the_tail_and_move_the_head_back(past: Past) -> None:
     past.scene.run(
         "DELETE FROM audit_leaves WHERE idx >= :size",
         "DELETE FROM audit_checkpoints WHERE size > :size",
+        "DELETE FROM audit_timestamps WHERE size > :size",
         "UPDATE audit_head SET size = :size, root = :root, frontier = :frontier",
         size=head["size"],
         root=head["root"],
@@ -123,6 +124,17 @@ def forge_a_checkpoint(past: Past) -> None:
     note = sign_note(parse_note(past.scene.checkpoint()).text, [forger])
     past.scene.run(
         "UPDATE audit_checkpoints SET note = :note WHERE size = :size", note=note, size=past.tuesday.size
+    )
+
+
+def swap_two_time_stamps(past: Past) -> None:
+    one, other = past.scene.rows("SELECT size FROM audit_timestamps ORDER BY size")
+    past.scene.run(
+        "UPDATE audit_timestamps SET size = -1 WHERE size = :one",
+        "UPDATE audit_timestamps SET size = :one WHERE size = :other",
+        "UPDATE audit_timestamps SET size = :other WHERE size = -1",
+        one=one["size"],
+        other=other["size"],
     )
 
 
@@ -209,7 +221,12 @@ def delete_the_sealed_head(past: Past) -> None:
 
 
 def replay_an_old_checkpoint(past: Past) -> None:
-    past.scene.run("DELETE FROM audit_checkpoints WHERE size > :size", size=past.monday.size)
+    past.scene.drop_triggers()  # what is shown to the auditor is the attacker's own copy
+    past.scene.run(
+        "DELETE FROM audit_checkpoints WHERE size > :size",
+        "DELETE FROM audit_timestamps WHERE size > :size",
+        size=past.monday.size,
+    )
 
 
 def rebuild_with_the_stolen_key(past: Past) -> None:

@@ -213,6 +213,16 @@ ATTACKS = (
         noticed={Observer.START: DAMAGED, **ALTERED, Observer.WITNESS: NOT_COSIGNED},
     ),
     Attack(
+        name="swap_two_time_stamps",
+        title="Swap two time stamps",
+        what="The time stamps of an older and a newer checkpoint change places, so that newer entries seem "
+        "to have existed earlier.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.DATABASE: REFUSED, **ALTERED},
+        remark="A time stamp names the checkpoint it is over. One that is removed is not missed, except by "
+        "an auditor who asks for time stamps (`--timestamp-cert`).",
+    ),
+    Attack(
         name="edit_a_ciphertext",
         title="Edit archived content",
         what="One byte of an encrypted prompt is changed.",

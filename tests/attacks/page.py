@@ -103,7 +103,8 @@ AFTERWORD = """\
   database.
 * **That everything was recorded.** A request that never reached the gateway is not in the log. What the
   gateway accepted is: its intent is on the disk before the first byte of the answer leaves.
-* **When something happened**, better than the operator's clock. The order is the index, not the time.
+* **When something happened**, better than the operator's clock. The order is the index, not the time. A [time
+  stamp](../how-to/time-stamp-the-log.md) shows by when entries existed, not since when.
 * **That tenants have the models and limits that the operator gave them.** Entries name what changed, not the
   values. A key that acts although no entry created it is reported by the verifier.
 * **Anything about the time since the newest checkpoint that another party holds.** Up to there, history is

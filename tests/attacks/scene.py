@@ -29,6 +29,8 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
 from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.timestamps.store import Timestamp, Timestamps
+from appliance.audit.timestamps.timestamping import latest_text
 from appliance.audit.witness.home import WitnessHome
 from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness, encode_request
 from appliance.control.tenants.enrolment import seal_upgraded
@@ -40,6 +42,7 @@ from appliance.tenancy import ApiKey, Tenant
 from appliance.tenancy.edits import revoke_key
 from appliance.tenancy.store import SqlTenantStore, open_tenant_store
 from tests.audit_log import ORIGIN, intent, open_log, outcome, prepare, settings_for, signer_in
+from tests.timestamp_authority import TimestampAuthority
 from tests.tree_proofs import consistency_proof
 
 WRAPPING_KEY = bytes(range(32))
@@ -218,6 +221,13 @@ class Scene:
         """The newest checkpoint, as anyone may have it."""
         return self.rows("SELECT note FROM audit_checkpoints ORDER BY size DESC LIMIT 1")[0]["note"]
 
+    def have_stamped(self, authority: TimestampAuthority) -> None:
+        """Have the newest checkpoint time-stamped."""
+        token = authority.stamp(parse_note(self.checkpoint()).text.encode())
+        with closing(SqlAuditStore(self.installation.database_url)) as store:
+            stamp = Timestamp(size=latest_text(store)[1], token=token, time=0)
+            Timestamps(store.database).save(stamp)
+
     def have_cosigned(self, witness: Witness) -> bool:
         """Ask a witness for its cosignature of the newest checkpoint, with the best proof there is."""
         note = self.checkpoint()
@@ -304,7 +314,14 @@ def _new_witness(directory: Path, log_keys) -> Witness:
     return home.open(clock=time.time)  # noqa: TID251 - a root of its own
 
 
-LOG_TABLES = ("audit_leaves", "audit_tile_hashes", "audit_open_requests", "audit_head", "audit_checkpoints")
+LOG_TABLES = (
+    "audit_leaves",
+    "audit_tile_hashes",
+    "audit_open_requests",
+    "audit_head",
+    "audit_checkpoints",
+    "audit_timestamps",
+)
 TENANT_TABLES = ("tenants", "api_keys", "tenancy_generation")
 
 
@@ -345,12 +362,15 @@ class Past:
         self.scene.run("DELETE FROM audit_payloads WHERE request_id = :one", one=erased)
         keys = (ApiKey(key_id="abcd2345", digest="01" * 32), ApiKey(key_id="efgh2345", digest="23" * 32))
         self.scene.change_tenants(lambda _before: (Tenant(name="acme", keys=keys),))
+        authority = TimestampAuthority(directory / "authority")
+        self.scene.have_stamped(authority)
         self.monday = self.scene.back_up()
         self.held_on_monday = self._hold("held-on-monday")
         for witness in (self.witness_of_monday, self.witness):
             assert self.scene.have_cosigned(witness)
         self.scene.change_tenants(lambda before: revoke_key(before, "efgh2345", now=1_800_000_000))
         self.scene.serve("tuesday-1", "tuesday-2")
+        self.scene.have_stamped(authority)
         self.tuesday = self.scene.back_up()
         self.held = self._hold("held")
         """The newest checkpoint, which an auditor has kept."""

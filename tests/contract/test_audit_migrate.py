@@ -10,9 +10,12 @@ from appliance.audit.export import export_log, export_receipt
 from appliance.audit.merkle import CompactRange
 from appliance.audit.migrate import copy_log
 from appliance.audit.store import Head, SqlAuditStore
+from appliance.audit.timestamps.store import Timestamp, Timestamps
+from appliance.audit.timestamps.timestamping import latest_text
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
 from appliance.infra.schema import upgrade_database
 from tests.audit_log import intent, outcome, prepare, signer_in
+from tests.timestamp_authority import TimestampAuthority
 from tests.writer_process import open_gateway
 
 REQUESTS = 40
@@ -49,7 +52,8 @@ def _exit_code(store, directory, export, held):
 async def test_a_log_is_the_same_after_moving_to_postgresql_and_back(
     written, postgres, tmp_path, open_store, execute
 ):
-    """Receipts and checkpoints from before verify, payloads are there, and the log continues."""
+    """Receipts, checkpoints and time stamps from before verify, payloads are there, and the log continues."""
+    authority = TimestampAuthority(tmp_path / "authority")
     directory, url = written
     execute(
         url,
@@ -57,6 +61,9 @@ async def test_a_log_is_the_same_after_moving_to_postgresql_and_back(
     )
     before = open_store(url)
     held = before.latest_checkpoint().note
+    text, size = latest_text(before)
+    stamp = Timestamp(size=size, token=authority.stamp(text.encode()), time=7)
+    Timestamps(before.database).save(stamp)
     leaf, receipt = export_receipt(before, 7)
     there, back = postgres.new_database(), f"sqlite:///{tmp_path / 'back.db'}"
     upgrade_database(there)
@@ -70,6 +77,7 @@ async def test_a_log_is_the_same_after_moving_to_postgresql_and_back(
         assert store.head() == before.head()
         assert store.hashes(0, 0, 10_000) == before.hashes(0, 0, 10_000)
         assert export_receipt(store, 7) == (leaf, receipt)
+        assert list(Timestamps(store.database).all()) == [stamp]
         with store._engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT * FROM audit_payloads").all()
         assert [tuple(row) for row in rows] == [

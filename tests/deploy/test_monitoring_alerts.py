@@ -580,6 +580,48 @@ CASES: tuple[Case, ...] = (
         quiet=1600,
     ),
     Case(
+        alert="ApplianceAuditUntimed",
+        story="the time-stamp authority is away for hours while the log grows",
+        series={
+            g("appliance_audit_timestamp_interval_seconds"): "3600x400",
+            g("appliance_audit_last_timestamp_seconds"): "0x299 18000x100",
+            g("appliance_audit_timestamped_size"): "5x299 900x100",
+            g("appliance_audit_checkpoint_size"): "10+1x400",
+            g("process_start_time_seconds"): "0x400",
+        },
+        quiet=170, fires=210, resolved=301,
+    ),
+    Case(
+        alert="ApplianceAuditUntimed",
+        story="a log without new entries needs no new time stamp",
+        series={
+            g("appliance_audit_timestamp_interval_seconds"): "3600x400",
+            g("appliance_audit_last_timestamp_seconds"): "0x400",
+            g("appliance_audit_timestamped_size"): "5x400",
+            g("appliance_audit_checkpoint_size"): "5x400",
+            g("process_start_time_seconds"): "0x400",
+        },
+        quiet=390,
+    ),
+    Case(
+        alert="ApplianceAuditUntimed",
+        story="a site without a time-stamp authority has decided so",
+        series={
+            g("appliance_audit_timestamp_interval_seconds"): "0x400",
+            g("appliance_audit_last_timestamp_seconds"): "0x400",
+            g("appliance_audit_timestamped_size"): "0x400",
+            g("appliance_audit_checkpoint_size"): "5x400",
+            g("process_start_time_seconds"): "0x400",
+        },
+        quiet=390,
+    ),
+    Case(
+        alert="ApplianceClockDiffers",
+        story="a gateway's clock is two minutes ahead until it is set",
+        series={g("appliance_audit_timestamp_clock_difference_seconds"): "0x10 -120x20 1x20"},
+        quiet=12, fires=18, resolved=32,
+    ),
+    Case(
         alert="ApplianceCostNotWritten",
         story="the database takes nothing for forty minutes",
         series={g("appliance_cost_written_timestamp_seconds"): "0+60x30 1800x40 4260+60x30"},

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit_log import prepare
+from appliance.audit.store import SqlAuditStore
+from appliance.audit.timestamps.timestamping import latest_text
+from appliance.infra.data_directory import locate
+from tests.audit_log import prepare, settings_for
 from tests.faults.injection import AT_A_TIME, PLOTS, Tally, Template, WriterServer, look_at
+from tests.timestamp_authority import TimestampAuthority
 
 TABLE = pytest.StashKey[str]()
 
@@ -63,12 +67,24 @@ def templates(servers, tmp_path_factory):
         assert done.ended == 0, server.errors
         run("fill", "full", "closed")
         run("spool", "spooled", "closed")
+        shutil.copytree(base / "closed", base / "stampable")
+        _have_stamped(base / "stampable")
     finally:
         servers.put(server)
     return {
         name: Template(directory=base / name, told=told.get(name, []))
-        for name in ("new", "closed", "full", "spooled")
+        for name in ("new", "closed", "full", "spooled", "stampable")
     }
+
+
+def _have_stamped(directory):
+    """Leave a time stamp over the newest checkpoint in the log's directory, and the certificate it needs."""
+    authority = TimestampAuthority(directory / "authority")
+    store = SqlAuditStore(locate(settings_for(directory)).database_url)
+    text, _ = latest_text(store)
+    store.close()
+    (directory / "stamp.tsr").write_bytes(authority.stamp(text.encode()))
+    shutil.copyfile(authority.certificate, directory / "stamp.pem")
 
 
 @pytest.fixture(scope="session")

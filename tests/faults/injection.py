@@ -68,10 +68,11 @@ PLOTS = {
         files=f"{LOG_FILES}|{SPOOL_FILES}",
         calls=("pwrite64", "fdatasync", "rename", "unlink"),
     ),
+    "stamp": Plot(task="stamp", template="stampable"),
 }
 """Making the database; writing entries and checkpoints; the same when SQLite moves its write-ahead log
 into the database; closing it; writing to the spool while the database takes nothing; bringing what was
-spooled into the log."""
+spooled into the log; keeping a time stamp."""
 PATIENCE_SECONDS = 120
 AT_A_TIME = 2
 """Writers that run side by side."""
@@ -275,7 +276,14 @@ def judge(server: WriterServer, directory: Path, before: list[dict], run: Run) -
     if report.exit_code is not verify.ExitCode.VALID:
         return f"the auditor finds: {verify.render(report)}"
     leaves = list(verify.read_leaves(directory / "export", report.size))
-    return _missing(leaves, told) or _contradictions(leaves, told)
+    return _missing(leaves, told) or _contradictions(leaves, told) or _lost_stamps(directory, told)
+
+
+def _lost_stamps(directory: Path, run: Run) -> str | None:
+    """Name the first time stamp that was kept and is gone; the auditor found those that are there whole."""
+    found = {path.name.partition("-")[2] for path in (directory / "export" / "timestamps").glob("*")}
+    gone = [size for size in run.reports("stamped") if f"{size}.tsr" not in found]
+    return f"the time stamp of {gone[0]} entries was kept, and is gone" if gone else None
 
 
 def _missing(leaves: list[bytes], run: Run) -> str | None:

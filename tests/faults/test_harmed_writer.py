@@ -46,6 +46,7 @@ def test_suite_injects_faults_into_durable_writes(scenes):
     assert {"pwrite64", "fdatasync", "unlink"} <= set(scenes["drain"].calls)
     assert scenes["move"].calls["fdatasync"] > scenes["write"].calls["fdatasync"]
     assert "unlink" in scenes["close"].calls
+    assert {"pwrite64", "fdatasync"} <= set(scenes["stamp"].calls)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_suite_injects_faults_into_durable_writes(scenes):
         ({"acknowledged": [None, "x", None]}, "is not in the log"),
         ({"refused": ["request.outcome", "x"]}, "its intent is gone"),
         ({"published": "nothing that was signed"}, "a published checkpoint is invalid"),
+        ({"stamped": 7}, "is gone"),
     ],
 )
 def test_a_violated_promise_is_reported(report, complaint, servers, templates, tmp_path):

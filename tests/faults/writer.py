@@ -11,7 +11,8 @@ tracer holds it before it touches anything that is to be counted.
 It reports on standard output, one line of JSON and one system call each, so that a line is there
 whole or not at all: `pid`; `acknowledged` (index, entry id and leaf hash of an entry whose append has
 returned; the id alone for one in the spool); `refused` (type and request); `published` (a checkpoint
-that others may hold from now on); `cosigned` (status of a witness's answer); `stopped` (one of our
+that others may hold from now on); `cosigned` (status of a witness's answer); `stamped` (a time stamp
+that was kept, with its size); `stopped` (one of our
 errors ended the task); and from the parent `ended` (exit status, or minus the signal).
 """
 
@@ -28,6 +29,7 @@ from functools import partial
 from pathlib import Path
 
 import alembic.command  # noqa: F401 - loaded once, here: a new database needs it
+from cryptography import x509
 from sqlalchemy import event
 
 from appliance.audit.durability.durable import DurableLog
@@ -36,6 +38,8 @@ from appliance.audit.export import export_log
 from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.pending import Kept
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.timestamps.authority import Authority
+from appliance.audit.timestamps.timestamping import import_response
 from appliance.audit.witness.home import WitnessHome
 from appliance.errors import ApplianceError, AuditError, AuditUnavailableError
 from appliance.infra.data_directory import locate
@@ -175,6 +179,16 @@ def cosign(directory: Path, hold: Callable[[], None]) -> None:
     tell(cosigned=witness.add_checkpoint(request).status)
 
 
+def stamp(directory: Path, hold: Callable[[], None]) -> None:
+    """Keep the time stamp in the directory, made with the certificate next to it."""
+    store = open_store(directory)
+    certificates = x509.load_pem_x509_certificates((directory / "stamp.pem").read_bytes())
+    response = (directory / "stamp.tsr").read_bytes()
+    hold()
+    tell(stamped=import_response(store, Authority(certificates=tuple(certificates)), response).size)
+    os._exit(0)
+
+
 def recover(directory: Path, _hold: Callable[[], None]) -> None:
     """Start as after a crash, stop in order, and export what an auditor would be given."""
     with closing(AsLeft(locate(settings_for(directory)).database_url)) as left:
@@ -192,7 +206,7 @@ def recover(directory: Path, _hold: Callable[[], None]) -> None:
 
 TASKS = {
     task.__name__: task
-    for task in (create, write, close, fill, pad, spool, drain, carelessly, cosign, recover)
+    for task in (create, write, close, fill, pad, spool, drain, carelessly, cosign, stamp, recover)
 }
 
 

@@ -2,11 +2,9 @@
 
 import json
 import shutil
-import sqlite3
 import ssl
 import threading
 import time
-from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +16,7 @@ from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.timestamps import timestamping
 from appliance.audit.timestamps.authority import make_query
-from appliance.audit.timestamps.store import Timestamp, Timestamps
+from appliance.audit.timestamps.store import Timestamps
 from appliance.audit.timestamps.timestamping import Timestamping
 from appliance.cli import cli
 from appliance.errors import AuditVerificationError, ConfigurationError
@@ -295,20 +293,6 @@ def test_only_time_stamps_of_this_log_are_imported(log, authority, tmp_path):
         assert isinstance(result.exception, AuditVerificationError)
         assert words in str(result.exception)
     assert kept(log) == []
-
-
-def test_a_kept_time_stamp_cannot_be_changed(log):
-    """By an ordinary statement; the database's owner can, which the auditor detects."""
-    stamps = Timestamps(log.store.database)
-    stamps.save(Timestamp(size=3, token=b"first", time=1))
-    stamps.save(Timestamp(size=3, token=b"second", time=2))
-    assert [stamp.token for stamp in stamps.all()] == [b"first"]
-    for statement in ("UPDATE audit_timestamps SET token = x'00'", "DELETE FROM audit_timestamps"):
-        with (
-            closing(sqlite3.connect(log.store._engine.url.database)) as connection,
-            pytest.raises(sqlite3.IntegrityError, match="write-once"),
-        ):
-            connection.execute(statement)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,9 @@ settings.oidc without oidc.jwksConfigMap: no token is accepted without the provi
 settings.audit.witnesses has {{ .name }} without networkPolicy.gateway.peers: gateways could not reach it
 {{- end -}}
 {{- end -}}
+{{- if and (default dict $values.settings.audit).timestamp_url $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
+settings.audit.timestamp_url without networkPolicy.gateway.peers: gateways could not reach the time-stamp authority
+{{- end -}}
 {{- if and $values.models $values.networkPolicy.enabled (not $values.networkPolicy.dns.enabled) }}
 networkPolicy.dns.enabled is false: gateways find workers by name; allow the resolver, or run without models and list workers.urls by address
 {{- end -}}

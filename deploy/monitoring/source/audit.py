@@ -40,6 +40,12 @@ STATE = Row(
             queries=(Query(expr=since("appliance_audit_last_witness_timestamp_seconds")),),
             unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")}, thresholds=((DAY, "red"),),
         ),
+        Panel(
+            title="Last time-stamped",
+            text="Time since the newest time stamp, by the authority's clock. An idle log needs no newer one.",
+            queries=(Query(expr=since("appliance_audit_last_timestamp_seconds")),),
+            unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")},
+        ),
         EGRESS,
         Panel(
             title="Last egress check",
@@ -104,6 +110,7 @@ LOG = Row(
                 Query(expr=f"max(appliance_audit_checkpoint_size{{{JOB}}})", legend="signed"),
                 Query(expr=f"max(appliance_audit_verified_size{{{JOB}}})", legend="checked"),
                 Query(expr=f"max(appliance_audit_witnessed_size{{{JOB}}})", legend="witnessed"),
+                Query(expr=f"max(appliance_audit_timestamped_size{{{JOB}}})", legend="time-stamped"),
             ),
         ),
         Panel(

@@ -159,6 +159,10 @@ CONTRADICTIONS = [
         r"settings\.audit\.witnesses has w\.example without networkPolicy\.gateway\.peers",
     ),
     (
+        site({"settings": {"audit": {"timestamp_url": "http://t", "timestamp_certificate_file": "/t.pem"}}}),
+        r"settings\.audit\.timestamp_url without networkPolicy\.gateway\.peers",
+    ),
+    (
         site({"networkPolicy": {"dns": {"enabled": False}}}),
         r"gateways find workers by name; allow the resolver",
     ),
