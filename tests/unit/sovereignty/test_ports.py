@@ -56,6 +56,14 @@ def test_witnesses():
     assert ports(audit={"witnesses": [asked, carried]}) == {8090}
 
 
+def test_time_stamp_authority():
+    """If it is asked over HTTP."""
+    trusted = {"timestamp_certificate_file": "tsa.pem"}
+    assert ports(audit={**trusted, "timestamp_url": "https://tsa.bank/tsr"}) == {443, 53}
+    assert ports(audit={**trusted, "timestamp_url": "http://10.0.0.7:3161/"}) == {3161}
+    assert ports(audit=trusted) == set()
+
+
 def test_further_ports():
     """What the operator names."""
     further = {"connect_ports": [4317]}
