@@ -157,14 +157,14 @@ A directory in `tlog-tiles` layout that covers exactly its checkpoint:
 | `tile/0/<N>` | the 256 leaf hashes of that bundle |
 | `tile/<L>/<N>` | 256 roots of full tiles of the level below |
 | `witnessed/<N>-<size>` | the newest checkpoints that witnesses cosigned |
-| `timestamps/<N>-<size>.tsr` | time stamps (RFC 3161, TimeStampResp) over the text of the checkpoint of that size |
+| `timestamps/<N>-<size>.tsr` | time stamps (RFC 3161, TimeStampResp) over the text of that checkpoint |
 | `payloads/<request id>.<part>` | kept content: 12 bytes of nonce, AES-256-GCM ciphertext |
 
 `<N>` is written in groups of three digits, all but the last with an `x`: tile 1234067 is `x001/x234/067`.
 The last tile of a level may hold fewer; its path then ends in `.p/<how many>`.
 
-A time stamp's message imprint is SHA-256 of the three lines of the checkpoint's text, which the root of the first
-`<size>` leaves gives: signatures are not part of it.
+A time stamp's message imprint is SHA-256 of a checkpoint's text: origin, `<size>` and the root of the first
+`<size>` leaves, without signatures.
 
 ## Kept content
 
@@ -193,7 +193,8 @@ given must have signed. `--held` names a checkpoint kept from earlier, `--witnes
 cosigned. Without a checkpoint held by another party, a valid log only shows that its operator is
 consistent. An export made while requests are running has open requests, and is reported as incomplete.
 `--timestamp-cert` names a certificate that a time stamp must have been made with, or its issuer; without it,
-time stamps are checked and none is trusted. `--payload-keys` decrypts kept content; `--no-payloads` accepts an export without it.
+time stamps are checked and none is trusted. `--payload-keys` decrypts kept content; `--no-payloads` accepts
+an export without it.
 
 `--state` keeps what was verified in a file; the next run shows that the log continues it and reads newer
 entries only. A JSON report (`--json`) then says how much was not read again: `verified_before` counts

@@ -27,6 +27,7 @@ from appliance.audit.entry import decode
 from appliance.audit.log import AuditLog
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.timestamps.timestamping import TimestampLevel
 from appliance.audit.verification import Progress, Stage
 from appliance.audit.verify import ExitCode
 from appliance.audit.witness.witnessing import WitnessLevel
@@ -148,6 +149,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             history=History(pool=pool, control=control, clock=lambda: now[0], logger=logger),
             verification=verification,
             witnesses=lambda: WitnessLevel(known=0, cosigned=0, size=0, time=0),
+            timestamps=lambda: TimestampLevel(seconds=3600, size=1200, time=1_800_000_000, failures=2),
             clock=lambda: now[0],
         )
         refused = RefusedCallers(audit=audit, metrics=metrics, logger=logger, clock=lambda: now[0])
@@ -419,3 +421,10 @@ async def test_without_the_console_its_paths_do_not_exist(site):
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
         for path in ("", "/login", "/static/console.js"):
             assert (await client.get(f"/console{path}")).status_code == 404
+
+
+async def test_how_far_the_log_is_time_stamped_is_shown(site):
+    await site.log_in()
+    shown = (await site.client.get("/console/audit")).text
+    assert "1,200 entries at" in shown
+    assert "2 requests failed since" in shown
