@@ -1,8 +1,8 @@
 """
 A real gateway process has its log witnessed by real witness processes, over HTTP and by file.
 
-The witness's machine and the log's are two directories here; only a URL or a file connects
-them.  Every test ends with the auditor's verifier, run alone as a copied file.
+The log is also time-stamped by OpenSSL.  The witness's machine and the log's are two directories here; only
+a URL or a file connects them.  Every test ends with the auditor's verifier, run alone as a copied file.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -29,6 +30,7 @@ from appliance.audit.verify import ExitCode
 from appliance.infra.settings import DataSettings, Settings
 from tests.audit_log import open_log
 from tests.command import run_command
+from tests.timestamp_authority import TimestampAuthority, answering
 
 ORIGIN = "appliance.local/audit"
 WITNESS = "auditor.test/witness"
@@ -231,6 +233,36 @@ def test_a_running_log_is_witnessed_over_http(tmp_path, data, log_key, auditor):
     both = ("--witness", keys[WITNESS].strip(), "--witness", tmp_path / f"{SECOND[:5]}.keys")
     assert auditor(data, "--key", log_key, *both)[0] == ExitCode.UNWITNESSED
     assert auditor(data, "--key", log_key, *both, "--witnesses-needed", "1")[0] == ExitCode.VALID
+
+
+async def test_no_request_waits_for_the_time_stamp_authority(tmp_path, data, log_key, auditor):
+    """Entries are recorded while it has not answered; then its time stamp is kept."""
+    authority = TimestampAuthority(tmp_path / "authority")
+    await grow(data, 3)
+    released = threading.Event()
+
+    def answer_late(query):
+        assert released.wait(SECONDS)
+        return authority.reply(query)
+
+    certificate, size = str(authority.certificate), "appliance_audit_timestamped_size"
+    with answering(answer_late) as (url, asked):
+        settings = {"timestamp_url": url, "timestamp_certificate_file": certificate}
+        with gateway(data, tmp_path / "gateway.log", **settings) as running:
+            until(lambda: asked, "the request to the authority")
+            running.read(3)
+            assert running.metric(size) == 0
+            released.set()
+            until(lambda: running.metric(size) > 3, "the time stamp")
+            assert running.metric("appliance_audit_timestamp_interval_seconds") == 3600
+            assert running.metric("appliance_audit_last_timestamp_seconds") > 1_700_000_000
+            assert abs(running.metric("appliance_audit_timestamp_clock_difference_seconds")) < 60
+    code, report = auditor(data, "--key", log_key, "--timestamp-cert", authority.issuer)
+    assert (code, report["timestamps"]["level"], report["timestamps"]["trusted"]) == (
+        ExitCode.VALID,
+        "timed",
+        1,
+    )
 
 
 async def test_a_log_is_witnessed_by_file(tmp_path, data, log_key, config, auditor):

@@ -165,6 +165,12 @@ def test_only_complete_time_stamps_are_accepted(authority, forge):
     assert opened(forge("rsa", *pss)).policy == POLICY
     assert opened(forge("unit", "-cades", "-md", "sha512")).policy == POLICY
     info = forge.statement()
+
+    def extended(critical):
+        extension = _der(0x30, _der(6, b"\x2a\x03"), *([_der(1, b"\xff")] if critical else []), _der(4, b""))
+        return _der(0x30, verify._Der(info).only(0x30).rest(), _der(0xA1, extension))
+
+    assert opened(forge("unit", info=extended(critical=False))).policy == POLICY
     for made, words in (
         (lambda: forge("unit", "-md", "sha256"), "does not name its signer"),
         (lambda: forge("unit", "-noattr", "-md", "sha256"), "not well formed"),
@@ -173,6 +179,7 @@ def test_only_complete_time_stamps_are_accepted(authority, forge):
         (lambda: forge("unit", kind="1.2.840.113549.1.7.1"), "other than a time"),
         (lambda: forge("unit", info=info.replace(b"\x02\x01\x01", b"\x02\x01\x02", 1)), "version"),
         (lambda: forge("unit", info=info + b"\0"), "left over"),
+        (lambda: forge("unit", info=extended(critical=True)), "critical extension"),
         (lambda: forge("unit", status=b"\x02"), "refusal"),
     ):
         with pytest.raises(verify.InvalidError, match=words):
