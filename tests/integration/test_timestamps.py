@@ -1,6 +1,7 @@
 """The log is time-stamped by OpenSSL's `ts` over loopback, or by file, and nothing waits for it."""
 
 import json
+import re
 import shutil
 import ssl
 import threading
@@ -199,6 +200,14 @@ async def test_a_slow_or_dead_authority_is_given_up(make, log, authority, monkey
     await dead.round()
     assert "cannot be reached" in dead.reported[0][1]
     assert kept(log) == []
+
+
+async def test_an_answer_is_not_read_further_than_a_time_stamp_can_be_long(make, log):
+    with answering(lambda _: bytes(2**25)) as (url, _):
+        task = make(url)
+        await task.round()
+    ((_, problem),) = task.reported
+    assert int(re.search(r"(\d+) bytes or more", problem)[1]) < 2**22
 
 
 async def test_https_with_an_authority_and_a_client_certificate_of_ones_own(make, log, authority, tmp_path):
