@@ -14,10 +14,13 @@ signed.  A key that was rotated is followed to its successor, which the old key 
 checkpoint that another party held (`--held`) or cosigned (`--witness`), a valid log only shows that its
 operator is consistent.
 
+Memory does not grow with the log.  With `--state FILE` a run reads only what is newer than the file
+remembers, and shows that the log continues it (sections 5 and 8).
+
 Exit codes: 0 valid, 10 valid with erased payloads, 1 cannot be used (arguments, files), 2 invalid,
-3 diverged from a checkpoint that was held or cosigned, 4 incomplete, 5 not cosigned by as many witnesses as
-were asked for, 6 keys acted that no entry created, 7 without the time stamps that were asked for.  It fails
-closed: what it cannot read is invalid.
+3 diverged from what was held, cosigned or verified before, 4 incomplete, 5 not cosigned by as many
+witnesses as were asked for, 6 keys acted that no entry created, 7 without the time stamps that were asked
+for.  It fails closed: what it cannot read is invalid.
 """
 
 import argparse
@@ -92,7 +95,7 @@ MEANINGS = {
     ExitCode.VALID: "valid and complete",
     ExitCode.UNUSABLE: "nothing was verified: arguments or files cannot be used",
     ExitCode.INVALID: "invalid: altered, damaged or not signed with this key",
-    ExitCode.DIVERGED: "diverged: not a continuation of a checkpoint that was held or cosigned",
+    ExitCode.DIVERGED: "diverged: not a continuation of what was held, cosigned or verified before",
     ExitCode.INCOMPLETE: "authentic but incomplete: requests without an end, or an admitted gap",
     ExitCode.UNWITNESSED: "authentic, but cosigned by fewer witnesses than were asked for",
     ExitCode.UNKNOWN_KEYS: "authentic, but API keys acted that no entry created",

@@ -174,3 +174,13 @@ def test_reading_of_a_missing_entry_is_not_recorded(data):
     """A request for a missing entry reads nothing."""
     assert isinstance(run(data, "show", "99").exception, ConfigurationError)
     assert len(entries(data)) == 3
+
+
+def test_a_verification_is_remembered_in_a_state_file(data, tmp_path):
+    """The second run reads only what is newer."""
+    options = ["--data", str(data), "--state", str(tmp_path / "state"), "--json"]
+    first, second = (
+        json.loads(CliRunner().invoke(cli, ["audit", "verify", *options]).stdout) for _ in range(2)
+    )
+    assert (first["verified_before"], second["verified_before"]) == (0, first["size"])
+    assert second["verdict"] == first["verdict"] == "valid"
