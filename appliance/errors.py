@@ -190,6 +190,10 @@ class AuditVerificationError(AuditError):
     """Evidence does not prove what it claims."""
 
 
+class ForwardError(AuditError):
+    """The log cannot be forwarded to the SIEM now; requests do not wait for it."""
+
+
 class MalformedCheckpointError(AuditError):
     """Text that should be a signed checkpoint is not one."""
 

@@ -22,7 +22,7 @@ async def readyz(request: Request) -> Response:
     """Readiness: whether a request would be served now, each check, and warnings."""
     services: Services = request.app.state.services
     audit, egress = services.audit_health(), services.egress_status()
-    others = [warning for warning in (services.tenants_warning(), services.wall.warning) if warning]
+    others = (services.tenants_warning(), services.forward_warning(), services.wall.warning)
     checks = {
         "audit": audit.problem(services.audit.state().failure) or "ok",
         "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
@@ -34,7 +34,7 @@ async def readyz(request: Request) -> Response:
         {
             "status": "ready" if ready else "not_ready",
             "checks": checks,
-            "warnings": [*audit.warnings, *others, *egress.warnings],
+            "warnings": [*audit.warnings, *filter(None, others), *egress.warnings],
         },
         status_code=200 if ready else 503,
     )

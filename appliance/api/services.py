@@ -55,6 +55,8 @@ class Services:
     """Changes tenants and keys; None if they are in a file."""
     tenants_warning: Callable[[], str | None] = lambda: None
     """Why the tenants in force may be out of date; None if they are not."""
+    forward_warning: Callable[[], str | None] = lambda: None
+    """Why the log is not forwarded to the SIEM; None if it is, or need not be."""
     retention: Retention | None = None
     """Erases stored content; None if none is stored."""
     approvals: Approvals | None = None

@@ -151,6 +151,7 @@ class GatewayRole(GatewayOpener):
                     egress=egress,
                     registrar=registrar,
                     tenants_warning=lambda: watch.warning,
+                    forward_warning=lambda: opened.forwarder.warning if opened.forwarder else None,
                     retention=opened.content.retention,
                     approvals=self._make_approvals(opened, tenants),
                     files=work.files,

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,13 @@ from prometheus_client import (
 from appliance.audit.content.retention import MISDATED
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
+from appliance.audit.forward.cef import render_cef
+from appliance.audit.forward.collector import Collector
+from appliance.audit.forward.cursor import ForwardStore
+from appliance.audit.forward.events import Render, render_json
+from appliance.audit.forward.forwarder import Forwarder
+from appliance.audit.forward.ocsf import render_ocsf
+from appliance.audit.forward.reader import LogReader
 from appliance.audit.gateway_name import GatewayName
 from appliance.audit.signing_keys import (
     Signer,
@@ -61,6 +69,7 @@ if TYPE_CHECKING:  # loaded only if tracing is on
     from appliance.gateway.tracing.tracer import Tracing
 
 WALL_CLOCK = time.time  # noqa: TID251 - the composition root hands out the clock
+RENDERS: Mapping[str, Render] = {"json": render_json, "ocsf": render_ocsf, "cef": render_cef}
 COUNT_CONNECTIONS = 32
 """Maximum at each worker, for the tokens of requests whose client left."""
 
@@ -75,6 +84,7 @@ class OpenedParts:
     content: OpenContent
     witnessing: Witnessing
     timestamping: Timestamping
+    forwarder: Forwarder | None  # None unless `audit.forward` is set
     limits: Limiter
     bodies: BodyParsers
     costs: CostMeter
@@ -210,6 +220,7 @@ class GatewayOpener:
                 content=content,
                 witnessing=witnessing,
                 timestamping=timestamping,
+                forwarder=self._make_forwarder(store, database, metrics),
                 limits=limits,
                 bodies=stack.enter_context(closing(BodyParsers())),
                 costs=costs,
@@ -229,6 +240,31 @@ class GatewayOpener:
                 overrides=SqlOverrideStore(database),
                 tenant_store=SqlTenantStore(database, RosterMac.of(installation)),
             )
+
+    def _make_forwarder(self, store: SqlAuditStore, database: Database, metrics: Metrics) -> Forwarder | None:
+        settings = self.settings.audit.forward
+        if settings is None:
+            return None
+        forward = ForwardStore(database)
+        return Forwarder(
+            destination=settings.destination,
+            connect=partial(Collector.open, settings),
+            reader=LogReader(
+                store=store, forward=forward, render=RENDERS[settings.format], host=socket.gethostname()
+            ),
+            forward=forward,
+            lease=SqlLease(
+                database,
+                name="forward",
+                holder=new_request_id(),
+                seconds=self.settings.monitor.lease_seconds,
+                clock=WALL_CLOCK,
+            ),
+            metrics=metrics,
+            logger=self.logger,
+            clock=WALL_CLOCK,
+            monotonic=time.monotonic,
+        )
 
     def _make_metrics(self) -> Metrics:
         metrics = Metrics(CollectorRegistry())

@@ -132,6 +132,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             opened.audit.run(),
             opened.witnessing.run(),
             opened.timestamping.run(),
+            *([opened.forwarder.run()] if opened.forwarder else []),
             parts.batches.run(),
             opened.limits.run(),
             opened.costs.run(),

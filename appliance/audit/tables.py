@@ -105,3 +105,13 @@ audit_writers = Table(
     Column("gateway", Text, primary_key=True),
     Column("seen_at", Double, nullable=False),  # Unix time
 )
+
+# How much of the log a SIEM has; at worst it gets entries again, so losing a row costs time.
+audit_forwarding = Table(
+    "audit_forwarding",
+    metadata,
+    Column("destination", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),  # a checkpoint: sending resumes behind it
+    Column("frontier", LargeBinary, nullable=False),  # of the tree at that size
+    Column("sent", BigInteger, nullable=False),  # entries sent at least once, for the lag
+)

@@ -113,6 +113,7 @@ def private_paths(settings: Settings, installation: Installation) -> frozenset[P
         audit.timestamp_client_key_file,
         *(tls.key_file, tls.key_password_file, tls.command_key_file, settings.pool.key_file),
         *(settings.tenants.file, settings.tenants.mac_key_file),
+        audit.forward.key_file if audit.forward else None,
     )
     own = (installation.directory, installation.spool)
     keys = (*secret_files(installation.signing_key), *secret_files(installation.drafts_key))

@@ -16,8 +16,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import first_line, open_database
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0009"
-KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+NEWEST = "0010"
+KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 UPGRADE_SECONDS = 600.0
 SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
@@ -36,6 +36,7 @@ _RIGHTS = {
     "audit_writers": "SELECT, INSERT, UPDATE",
     "audit_cosigned": "SELECT, INSERT, DELETE",
     "audit_timestamps": "SELECT, INSERT",
+    "audit_forwarding": "SELECT, INSERT, UPDATE",
     "audit_schema": "SELECT",
     VERSION_TABLE: "SELECT",
     "control_lease": "SELECT, INSERT, UPDATE",

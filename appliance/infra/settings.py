@@ -564,6 +564,36 @@ def _is_http_url(url: str) -> bool:
     return bool(fits) and "@" not in url and "#" not in url
 
 
+class ForwardSettings(Section):
+    """Where the log is forwarded to: a SIEM that takes syslog over TLS."""
+
+    destination: str
+    """Host and port, such as `siem.hospital.example:6514`; its certificate must have this name."""
+    ca_file: Path | None = None
+    """Certificate authorities (PEM) of the destination; null: the system's."""
+    certificate_file: Path | None = None
+    """Client certificate (PEM, chain included), if the destination requires one."""
+    key_file: Path | None = None
+    """Its private key (PEM)."""
+    format: Literal["json", "ocsf", "cef"] = "json"
+    """Format of an event: `json`, `ocsf` (Open Cybersecurity Schema Framework 1.2) or `cef` (Common Event
+    Format)."""
+    allow_public: bool = False
+    """Allow a destination with a public address, which is refused otherwise: entries name tenants."""
+
+    @field_validator("destination")
+    @classmethod
+    def _is_host_and_port(cls, destination: str) -> str:
+        split_host(destination)
+        return destination
+
+    @model_validator(mode="after")
+    def _files_come_together(self) -> "ForwardSettings":
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file come together: set both or neither")
+        return self
+
+
 def _refuse_open(value: object) -> object:
     if value == "open":
         raise ValueError("the mode open was removed: use spool with enough audit.spool_bytes, or strict")
@@ -623,6 +653,10 @@ class AuditSettings(Section):
     """Client certificate (PEM) that the gateway presents to the time-stamp authority."""
     timestamp_client_key_file: Path | None = None
     """Its private key (PEM), not encrypted."""
+    forward: ForwardSettings | None = None
+    """Forward the log to a SIEM by syslog over TLS, with `destination` (host and port), `ca_file`,
+    `certificate_file` and `key_file` (client certificate), `format` (`json`, `ocsf` or `cef`) and
+    `allow_public` (a public address is refused otherwise); null: it is not forwarded."""
     durability: Annotated[Literal["strict", "spool"], BeforeValidator(_refuse_open)] = "strict"
     """What happens to requests while the database takes no entries.  `strict`: they are refused with 503.
     `spool`: entries go to a local spool; once it is full, requests are refused with 503."""

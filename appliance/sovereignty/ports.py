@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from appliance.infra.settings import PoolSettings, Settings, TracingSettings
+from appliance.infra.settings import PoolSettings, Settings, TracingSettings, split_host
 
 DEFAULTS = {"http": 80, "https": 443}
 POSTGRESQL = 5432
@@ -18,12 +18,14 @@ THIS_MACHINE = "localhost"
 
 
 def gateway_ports(settings: Settings) -> frozenset[int]:
-    """Ports for workers, database, witnesses, time stamps, collector and DNS, and those of the settings."""
+    """Ports for workers, database, what the log is sent to, collector and DNS, and those of the settings."""
     audit = settings.audit
     asked = [*(each.url for each in audit.witnesses), audit.timestamp_url]
     urls = [*_pool_urls(settings.pool), *(url for url in asked if url)]
     peers = [_peer(url) for url in urls]
     peers += _collector(settings.tracing)
+    if audit.forward is not None:
+        peers.append(split_host(audit.forward.destination))
     if audit.database_url is not None:
         peers += _database(audit.database_url)
     return _ports(peers) | frozenset(settings.sovereignty.connect_ports)

@@ -67,6 +67,7 @@ def inspect_secrets(inquiry: Inquiry) -> tuple[SeenFile, ...]:
         settings.audit.timestamp_client_key_file,
         settings.worker.scrape_token_file,
         settings.worker.tls_key_file,
+        settings.audit.forward.key_file if settings.audit.forward else None,
         _password_file(installation.database_url),
     ]
     found = [_look(path, is_key=path in strict) for path in (*strict, *other) if path is not None]

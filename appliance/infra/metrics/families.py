@@ -453,6 +453,20 @@ class Metrics:
             "Time when a witness last cosigned a checkpoint; 0 for never. If old, no other party holds a "
             "recent head.",
         )
+        self.audit_forward_lag = gauge(
+            "appliance_audit_forward_lag_entries",
+            "Entries not yet sent to the SIEM; 0 without `audit.forward`. All gateways of a log report the "
+            "same.",
+        )
+        self.audit_forward_lag_seconds = gauge(
+            "appliance_audit_forward_lag_seconds",
+            "Age of the oldest entry not yet sent to the SIEM; 0 if all were sent.",
+        )
+        self.audit_forward_failures = counter(
+            "appliance_audit_forward_failures",
+            "Failed connections to the SIEM, and refusals to forward an altered log. The reason is in "
+            "`/readyz` and the operator log.",
+        )
         self.disk_free_bytes = gauge(
             "appliance_audit_disk_free_bytes",
             "Free space on the disks of the log. At 0 entries, then requests, are refused.", "disk",
