@@ -4,6 +4,7 @@ The auditor's verifier: says whether a log, or a receipt, is what the key's owne
     python -m appliance.audit.verify EXPORT --key KEY [--held CHECKPOINT] [--witness KEY] [--state FILE]
                                           [--timestamp-cert FILE] [--json]
     python -m appliance.audit.verify RECEIPT.tlog-proof --leaf LEAF --key KEY
+    python -m appliance.audit.verify --stream FILE --key KEY
 
 It needs Python and `cryptography`, no network and nothing of ours: this file may be copied out and run alone.
 It therefore repeats, on purpose, the little hashing and parsing that the writer has too; a mistake there must
@@ -1274,13 +1275,15 @@ def _origin(keys: Keys) -> str:
     return names.pop()
 
 
-# 10. The command line.  (Section 11 is about kept content, section 12 about time stamps.)
+# 10. The command line.  (Sections 11 to 13 are about kept content, time stamps and streams.)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verify what the command line names, report on standard output, and return the exit code."""
     options = _parser().parse_args(arguments)
     try:
+        if options.stream:
+            return _main_of_stream(options)
         with closing(State(options.state)) as state:
             report = _verify(options, state)
             text = render_json(report) if options.json else render(report)
@@ -1407,9 +1410,14 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     codes = ", ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items())
     parser = _Parser(prog="verify", description="Verify an exported audit log or one receipt.", epilog=codes)
-    parser.add_argument("path", type=Path, help="directory of an export, or a .tlog-proof file")
+    parser.add_argument("path", type=Path, help="directory of an export, a .tlog-proof file or a stream")
     parser.add_argument(
         "--key", required=True, action="append", help="verifier key, or a file with one or more; repeatable"
+    )
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="PATH is what a SIEM stored of the log, an event a line",
     )
     parser.add_argument("--leaf", type=Path, help="the leaf a receipt is for")
     parser.add_argument("--held", type=Path, help="checkpoint kept from earlier, to compare with")
@@ -2259,6 +2267,328 @@ def _timestamps_json(report: Report) -> dict[str, Any]:
         "needed": found.needed,
         "clock_ahead": found.ahead,
     }
+
+
+# 13. Streams: what a SIEM stored of the messages of `audit.forward`, in any of its formats.
+#
+# An event is proven by a word in its line, whatever is around it.  The order of lines means nothing, and
+# repeated events are normal: the index decides.  A checkpoint comes with the frontier of its tree, which
+# makes the root it signs, so that a stream may begin at any of them; from there, the entries up to the next
+# checkpoint must make its root.
+
+MAX_LINE_BYTES = 2**20
+_PROOF = re.compile(rb"tlog-(leaf|checkpoint)\.(0|[1-9][0-9]{0,17})\.([\w-]*)\.([\w-]*)\.")
+_BEGUN = re.compile(rb"tlog-(?:leaf|checkpoint)\.")
+_SCRATCH = """
+CREATE TABLE leaves (idx INTEGER PRIMARY KEY, hash BLOB NOT NULL);
+CREATE TABLE rotations (idx INTEGER PRIMARY KEY, leaf BLOB NOT NULL);
+CREATE TABLE checkpoints (size INTEGER, frontier BLOB, note BLOB, PRIMARY KEY (size, frontier, note));
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamReport:
+    origin: str
+    start: int = 0
+    """Entries from here on are proven."""
+    end: int = 0
+    """Entries below are proven: the size of the last checkpoint."""
+    root: str = ""
+    checkpoints: int = 0
+    repeated: int = 0
+    """Events that came again, unchanged."""
+    before: int = 0
+    """Entries before the first checkpoint of a stream that begins in the middle."""
+    after: int = 0
+    """Entries that no checkpoint in the stream covers yet."""
+    cut_off: int = 0
+    """Lines with the beginning of a proof only."""
+    other_lines: int = 0
+    entries_by_type: Counter[str] = field(default_factory=Counter)
+    first_time: str | None = None
+    last_time: str | None = None
+    rotations: list[str] = field(default_factory=list)
+    held: str | None = None
+    diverged: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.problems:
+            return ExitCode.INVALID
+        if self.diverged:
+            return ExitCode.DIVERGED
+        return ExitCode.INCOMPLETE if self.entries_by_type["audit.gap"] else ExitCode.VALID
+
+
+def verify_stream(path: Path, keys: Keys, held: Head | None = None) -> StreamReport:
+    """Check what a SIEM stored; raises UnusableError when there is nothing to prove or it cannot be read."""
+    given = (keys,) if isinstance(keys, Key) else tuple(keys)
+    report = StreamReport(origin=_origin(given))
+    scratch = sqlite3.connect("", isolation_level=None)  # a file of its own, gone when it is closed
+    try:
+        scratch.executescript(_SCRATCH)
+        scratch.execute("BEGIN")
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                _see_line(report, scratch, line)
+        _prove(report, scratch, given, held)
+    except OSError as error:
+        raise UnusableError(f"cannot read {path}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise UnusableError(f"no room for scratch data: {error}") from error
+    finally:
+        scratch.close()
+    return report
+
+
+def _see_line(report: StreamReport, scratch: sqlite3.Connection, line: bytes) -> None:
+    found = list(_PROOF.finditer(line))
+    if not found:
+        if _BEGUN.search(line):
+            report.cut_off += 1
+        elif line.strip():
+            report.other_lines += 1
+        return
+    # A caller can have an id recorded that reads like a proof; none that it can choose is as long as one.
+    kind, number, first, second = max(found, key=lambda match: len(match[0])).groups()
+    index = int(number)
+    try:
+        if kind == b"leaf":
+            _see_stream_leaf(report, scratch, line, index, _word(first), _word(second))
+        else:
+            row = (index, _word(first), _word(second))
+            known = scratch.execute("INSERT OR IGNORE INTO checkpoints VALUES (?, ?, ?)", row).rowcount == 0
+            report.repeated += known
+    except InvalidError as error:
+        report.problems.append(f"{'entry' if kind == b'leaf' else 'the checkpoint of'} {index} {error}")
+
+
+def _see_stream_leaf(
+    report: StreamReport, scratch: sqlite3.Connection, line: bytes, index: int, digest: bytes, leaf: bytes
+) -> None:
+    if hash_leaf(leaf) != digest:
+        raise InvalidError("does not have the hash that came with it: it was altered")
+    if scratch.execute("INSERT OR IGNORE INTO leaves VALUES (?, ?)", (index, digest)).rowcount == 0:
+        (known,) = scratch.execute("SELECT hash FROM leaves WHERE idx = ?", (index,)).fetchone()
+        if known != digest:
+            raise InvalidError("came again with other content: it was altered, or the log was rolled back")
+        report.repeated += 1
+    else:
+        _count_stream_leaf(report, scratch, index, leaf)
+    _compare_readable(line, leaf)
+
+
+def _count_stream_leaf(report: StreamReport, scratch: sqlite3.Connection, index: int, leaf: bytes) -> None:
+    entry = parse_leaf(leaf, report.origin)
+    report.entries_by_type[entry["type"]] += 1
+    report.first_time = min(report.first_time or entry["time"], entry["time"])
+    report.last_time = max(report.last_time or entry["time"], entry["time"])
+    if entry["type"] == "signer.rotated":
+        scratch.execute("INSERT INTO rotations VALUES (?, ?)", (index, leaf))
+
+
+def _compare_readable(line: bytes, leaf: bytes) -> None:
+    """Compare the entry as people read it in JSON and OCSF; raises InvalidError if it differs."""
+    try:
+        document, _ = json.JSONDecoder().raw_decode(line[line.index(b"{") :].decode())
+    except (ValueError, RecursionError):
+        return
+    readable = document.get("entry", document.get("unmapped"))
+    if readable is not None and readable != json.loads(leaf):
+        raise InvalidError("reads otherwise than its leaf: it was altered")
+
+
+def _prove(
+    report: StreamReport, scratch: sqlite3.Connection, given: Sequence[Key], held: Head | None
+) -> None:
+    """Follow the entries from each checkpoint to the next."""
+    tree: Tree | None = None
+    for size, signed in _signed_trees(report, scratch, given):
+        report.checkpoints += 1
+        if tree is None:
+            is_whole = scratch.execute("SELECT 1 FROM leaves WHERE idx = 0").fetchone()
+            tree = Tree() if is_whole else signed
+            report.start = tree.size
+            _compare_stream_held(report, held, tree)
+        _grow(report, scratch, tree, size, held)
+        if tree.size == size and tree.root() != signed.root():
+            report.problems.append(f"the entries up to the checkpoint of {size} are not those that it signs")
+        tree, report.end, report.root = signed, size, _show_hash(signed.root())
+    if not report.problems and report.start == report.end:
+        raise UnusableError("nothing can be proven without entries and a checkpoint that covers them")
+    if tree is not None:
+        count = "SELECT COUNT(*) FROM leaves WHERE idx {} ?"
+        (report.before,) = scratch.execute(count.format("<"), (report.start,)).fetchone()
+        (report.after,) = scratch.execute(count.format(">="), (report.end,)).fetchone()
+    if held and report.held is None:
+        report.diverged = held.size > report.end
+        report.held = (
+            f"{held.size} entries were signed before, this stream ends at {report.end}"
+            if report.diverged
+            else f"of {held.size} entries, which this stream cannot show: it begins at {report.start}"
+        )
+
+
+def _signed_trees(
+    report: StreamReport, scratch: sqlite3.Connection, given: Sequence[Key]
+) -> Iterator[tuple[int, Tree]]:
+    """Yield size and tree of every checkpoint that is signed with the keys of its time, smallest first."""
+    pending = scratch.execute("SELECT idx, leaf FROM rotations ORDER BY idx").fetchall()
+    named = {json.loads(leaf).get("key") for _, leaf in pending}
+    current = [key for key in given if key.short not in named]
+    for size, frontier, note in scratch.execute("SELECT * FROM checkpoints ORDER BY size"):
+        try:
+            while pending and pending[0][0] < size:
+                current = _rotated_in_stream(report, *pending.pop(0), current, given)
+            head, tree = verify_note(note, current), _Resumed(size, frontier)
+        except InvalidError as error:
+            report.problems.append(f"the checkpoint of {size} entries: {error}")
+            continue
+        if (head.size, head.root) == (size, tree.root()):
+            yield size, tree
+        else:
+            report.problems.append(
+                f"the checkpoint of {size} entries comes with the frontier of another tree"
+            )
+
+
+class _Resumed(Tree):
+    """A tree of which the roots of its perfect subtrees are known, largest first; raises InvalidError."""
+
+    def __init__(self, size: int, frontier: bytes) -> None:
+        super().__init__()
+        heights = [height for height in range(size.bit_length() - 1, -1, -1) if size >> height & 1]
+        if len(frontier) != HASH_BYTES * len(heights):
+            raise InvalidError("it comes with a frontier of another size")
+        starts = range(0, len(frontier), HASH_BYTES)
+        nodes = (frontier[start : start + HASH_BYTES] for start in starts)
+        self.size, self._subtrees = size, list(zip(heights, nodes, strict=True))
+
+
+def _grow(
+    report: StreamReport, scratch: sqlite3.Connection, tree: Tree, size: int, held: Head | None
+) -> None:
+    """Add the entries up to a size; the first one that is missing ends it, with a problem."""
+    rows = scratch.execute(
+        "SELECT idx, hash FROM leaves WHERE idx >= ? AND idx < ? ORDER BY idx", (tree.size, size)
+    )
+    for index, digest in rows:
+        if index != tree.size:
+            break
+        tree.append(digest)
+        _compare_stream_held(report, held, tree)
+    if tree.size < size:
+        (there,) = scratch.execute(
+            "SELECT COUNT(*) FROM leaves WHERE idx >= ? AND idx < ?", (tree.size, size)
+        ).fetchone()
+        count = size - tree.size - there
+        report.problems.append(f"{count} entries between {tree.size} and {size - 1} are missing")
+
+
+def _compare_stream_held(report: StreamReport, held: Head | None, tree: Tree) -> None:
+    if held is None or held.size != tree.size:
+        return
+    if held.root == tree.root():
+        report.held = f"continues the held checkpoint of {held.size} entries"
+    else:
+        report.diverged = True
+        report.held = f"the first {held.size} entries are not those of the held checkpoint"
+
+
+def _rotated_in_stream(
+    report: StreamReport, index: int, leaf: bytes, keys: list[Key], given: Sequence[Key]
+) -> list[Key]:
+    """Return the keys that sign from here on; the old key's consent is believed before the log is."""
+    entry = parse_leaf(leaf, report.origin)
+    old = next((key for key in keys if key.short == entry.get("previous_key")), None)
+    if old is None:
+        return keys
+    successor = _text(entry, "key")
+    old.check(_base64(_text(entry, "signature")), rotation_message(report.origin, old.short, successor))
+    new = next((key for key in given if key.short == successor), None)
+    if new is None and "+sha256:" in successor:
+        raise UnusableError(f"{_show(successor)} took over: give it as a further --key")
+    new = new or parse_key(successor)
+    if (new.name, new.kind) != (old.name, old.kind):
+        raise InvalidError(f"entry {index} hands over to a key of another kind")
+    report.rotations.append(f"{new.name}+{new.key_id.hex()}, named by entry {index}")
+    return [new if key == old else key for key in keys]
+
+
+def _word(text: bytes) -> bytes:
+    """Decode base64url without padding."""
+    content = base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4)) if len(text) % 4 != 1 else b""
+    if base64.urlsafe_b64encode(content).rstrip(b"=") != text:
+        raise InvalidError("comes with a proof that is not well formed")
+    return content
+
+
+def _main_of_stream(options: argparse.Namespace) -> int:
+    if options.witness:
+        raise UnusableError("a stream has no cosignatures: verify an export with --witness")
+    keys = [key for text in options.key for key in _keys(text)]
+    try:
+        held = _held(_read(options.held), keys) if options.held else None
+    except InvalidError as error:
+        raise UnusableError(f"the held checkpoint cannot be used: {error}") from error
+    report = verify_stream(options.path, keys, held)
+    sys.stdout.write(_stream_json(report) if options.json else _stream_text(report))
+    return report.exit_code
+
+
+def _stream_text(report: StreamReport) -> str:
+    proven = f"{report.end - report.start}: {report.start} to {report.end - 1}" if report.end else "none"
+    lines = [
+        ("log", _show(report.origin)),
+        ("checkpoints", f"{report.checkpoints} with verified signatures"),
+        ("proven entries", proven),
+        ("root", report.root),
+        ("time", f"{report.first_time} to {report.last_time}" if report.first_time else "no entries"),
+        *((_show(name), str(number)) for name, number in sorted(report.entries_by_type.items())),
+        *(("rotated to", _show(key)) for key in report.rotations),
+        ("held", report.held or "nothing held: no older head was compared"),
+        ("requests", "not judged: a stream may begin in the middle; an export shows them"),
+        ("came again", f"{report.repeated} events, unchanged"),
+        (
+            "not covered",
+            f"{report.before} entries before the first checkpoint, {report.after} behind",
+        ),
+    ]
+    if report.cut_off:
+        lines.append(("cut off", f"{report.cut_off} lines: raise the collector's maximum message size"))
+    if report.other_lines:
+        lines.append(("other lines", str(report.other_lines)))
+    lines += [("PROBLEM", _show(problem)) for problem in report.problems[:SHOWN]]
+    if len(report.problems) > SHOWN:
+        lines.append(("PROBLEM", f"and {len(report.problems) - SHOWN} more"))
+    lines.append(("verdict", f"{MEANINGS[report.exit_code]} (exit code {report.exit_code})"))
+    return "".join(f"{name:<20} {value}\n" for name, value in lines)
+
+
+def _stream_json(report: StreamReport) -> str:
+    content = {
+        "verdict": report.exit_code.name.lower(),
+        "exit_code": int(report.exit_code),
+        "subject": "stream",
+        "log": report.origin,
+        "start": report.start,
+        "end": report.end,
+        "root": report.root,
+        "checkpoints": report.checkpoints,
+        "entries_by_type": dict(sorted(report.entries_by_type.items())),
+        "first_time": report.first_time,
+        "last_time": report.last_time,
+        "rotations": report.rotations,
+        "held": report.held,
+        "repeated": report.repeated,
+        "before": report.before,
+        "after": report.after,
+        "cut_off": report.cut_off,
+        "other_lines": report.other_lines,
+        "problems": report.problems,
+    }
+    return json.dumps(content, indent=2) + "\n"
 
 
 if __name__ == "__main__":
