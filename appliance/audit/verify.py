@@ -2274,7 +2274,7 @@ def _timestamps_json(report: Report) -> dict[str, Any]:
 # An event is proven by a word in its line, whatever is around it.  The order of lines means nothing, and
 # repeated events are normal: the index decides.  A checkpoint comes with the frontier of its tree, which
 # makes the root it signs, so that a stream may begin at any of them; from there, the entries up to the next
-# checkpoint must make its root.
+# one must make its root.
 
 MAX_LINE_BYTES = 2**20
 _PROOF = re.compile(rb"tlog-(leaf|checkpoint)\.(0|[1-9][0-9]{0,17})\.([\w-]*)\.([\w-]*)\.")
@@ -2440,7 +2440,8 @@ def _signed_trees(
     for size, frontier, note in scratch.execute("SELECT * FROM checkpoints ORDER BY size"):
         try:
             while pending and pending[0][0] < size:
-                current = _rotated_in_stream(report, *pending.pop(0), current, given)
+                index, leaf = pending.pop(0)
+                current = _rotated_in_stream(report, index, leaf, current, given)
             head, tree = verify_note(note, current), _Resumed(size, frontier)
         except InvalidError as error:
             report.problems.append(f"the checkpoint of {size} entries: {error}")
