@@ -6,6 +6,7 @@ end of the connection into a reset, which destroys what the collector has not re
 """
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -49,9 +50,10 @@ class Collector:
         except OSError as error:  # of TLS as well
             raise ForwardError(_reason(error)) from error
         writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        connection: socket.socket = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+        connection: socket.socket | None = writer.get_extra_info("socket")
+        if connection is not None:  # else it has ended already, which `wait` reports
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
         collector = cls(reader, writer)
         try:
             await collector.wait(VERDICT_SECONDS)
@@ -121,4 +123,7 @@ def _reason(error: OSError) -> str:
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
-    return error.strerror or str(error) or type(error).__name__
+    # asyncio's own text names the address only.
+    return (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)) or type(
+        error
+    ).__name__

@@ -21,7 +21,7 @@ def parse(text):
 def test_fields_survive_escaping():
     """Backslash, equals sign and line end in values."""
     reason = "a=b \\ c|d\nsuser=evil"
-    leaf, event = event_of("hold.placed", tenant="acme", actor="cli:root", reason=reason)
+    _, event = event_of("hold.placed", tenant="acme", actor="cli:root", reason=reason)
     header, values = parse(render_cef(event, short=False))
     assert header[0] == "CEF:0"
     assert header[4:] == ["hold.placed", "hold placed", "1"]
