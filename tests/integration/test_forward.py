@@ -3,11 +3,14 @@ The log forwarded to a real collector: rsyslog from Debian, over mutual TLS.
 """
 
 import asyncio
+import json
+import re
 import signal
 import ssl
 from datetime import timedelta
 from functools import partial
 
+import aiohttp
 import pytest
 from cryptography import x509
 
@@ -18,14 +21,17 @@ from appliance.audit.forward.cef import render_cef
 from appliance.audit.forward.collector import Collector
 from appliance.audit.forward.events import render_json
 from appliance.audit.forward.ocsf import render_ocsf
+from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
 from appliance.errors import ForwardError
 from appliance.infra.data_directory import locate
 from appliance.infra.public_address import public_address_of
-from appliance.infra.settings import ForwardSettings
+from appliance.infra.settings import AuditSettings, ForwardSettings
+from demo.process import ApplianceProcess
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
 from tests.certificates import Authority
+from tests.fakes import FakeWorker, chat
 from tests.forwarding import indices, judge_stream, make_forwarder
 from tests.integration.siem import Rsyslog
 
@@ -206,7 +212,7 @@ async def test_a_collector_of_another_name_is_refused(tmp_path, siem, forward_se
     files = siem.authority.issue(tmp_path, "elsewhere.test", x509.DNSName("elsewhere.test"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
-    server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
     why = await refused(forward_settings(destination=f"localhost:{port}"))
     assert "its certificate is refused" in why
@@ -215,7 +221,11 @@ async def test_a_collector_of_another_name_is_refused(tmp_path, siem, forward_se
 
 
 async def test_plain_tcp_and_an_absent_collector_are_refused(siem, forward_settings):
-    server = await asyncio.start_server(lambda _reader, writer: writer.write(b"hello\n"), "127.0.0.1", 0)
+    def hello(_reader, writer):
+        writer.write(b"hello\n")
+        writer.close()
+
+    server = await asyncio.start_server(hello, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     assert (await refused(forward_settings(destination=f"localhost:{port}"))).startswith("TLS failed")
     server.close()
@@ -230,3 +240,67 @@ async def test_a_public_destination_is_refused(siem, forward_settings, monkeypat
     assert "resolves to 1.1.1.1, a public address" in await refused(forward_settings())
     async with Collector.open(forward_settings(allow_public=True)):
         pass
+
+
+async def test_a_gateway_forwards_inside_its_wall_and_reports_a_collector_that_is_away(
+    tmp_path, siem, forward_settings
+):
+    """A whole process: settings, wall, readiness, metrics; requests are served all the time."""
+    data = tmp_path / "data"
+    environment = {"APPLIANCE_AUDIT__FORWARD": forward_settings().model_dump_json()}
+    async with FakeWorker().serving() as worker:
+        environment["APPLIANCE_POOL__URLS"] = json.dumps([worker.url])
+        process = ApplianceProcess("gateway", data=data, environment=environment)
+        try:
+            await asyncio.to_thread(process.wait_ready)
+            headers = {"Authorization": f"Bearer {process.key}"}
+            async with aiohttp.ClientSession(process.url, headers=headers) as session:
+
+                async def ask():
+                    async with session.post("/v1/chat/completions", json=chat()) as response:
+                        assert response.status == 200, await response.text()
+
+                async def warnings():
+                    async with session.get("/readyz") as response:
+                        assert response.status == 200
+                        return [each for each in (await response.json())["warnings"] if "forwarded" in each]
+
+                async def lag():
+                    async with session.get(f"{process.admin_url}/metrics") as response:
+                        text = await response.text()
+                    (line,) = re.findall(r"^appliance_audit_forward_lag_entries (\S+)$", text, re.MULTILINE)
+                    return float(line)
+
+                async def until_it(holds):
+                    async with asyncio.timeout(60):
+                        while not await holds():  # noqa: ASYNC110 - of another process
+                            await asyncio.sleep(0.05)
+
+                async def forwarded():
+                    return any(b"request.outcome" in line for line in siem.lines) and not await lag()
+
+                async def behind():
+                    return await lag() >= 4 and await warnings()
+
+                async def caught_up():
+                    return not await lag() and not await warnings()
+
+                await ask()
+                await until_it(forwarded)
+                assert await warnings() == []
+                siem.kill()
+                await ask()
+                await ask()
+                await until_it(behind)
+                (warning,) = await warnings()
+                assert "the log is not forwarded" in warning
+                siem.start()
+                await until_it(caught_up)
+        finally:
+            await asyncio.to_thread(process.stop)
+            process.process.stdout.close()
+    siem.stop()
+    signer = load_signing_key(data / "audit.key", AuditSettings().origin)
+    code, report = judge_stream(siem.stored, signer.vkey)
+    assert code == ExitCode.VALID, report
+    assert report["entries_by_type"]["request.outcome"] == 3

@@ -124,6 +124,5 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
     # asyncio's own text names the address only.
-    return (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)) or type(
-        error
-    ).__name__
+    said = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    return said or type(error).__name__
