@@ -5,6 +5,8 @@ Each gets the history (see `tests.attacks.scene`) and changes the log like an at
 """
 
 import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -248,7 +250,71 @@ def show_two_histories(past: Past) -> None:
 def rewrite_unheld_entries(past: Past) -> None:
     # Since Monday, no party but the operator has a checkpoint.
     past.held, past.witness = past.held_on_monday, past.witness_of_monday
+    past.stream = past.stream_of_monday
     show_two_histories(past)
+
+
+def remove_a_forwarded_event(past: Past) -> None:
+    _change_stream(past, lambda lines, at: lines[:at] + lines[at + 1 :])
+
+
+def edit_a_forwarded_event(past: Past) -> None:
+    """What people read, and the proof with it."""
+
+    def edit(lines: list[bytes], at: int) -> list[bytes]:
+        leaf = _edited(past)
+        word = urlsafe_b64encode(leaf).rstrip(b"=")
+        digest = urlsafe_b64encode(hash_leaf(leaf)).rstrip(b"=")
+        line = lines[at].replace(b'"acme"', b'"evil"')
+        head, _, _ = line.partition(b"tlog-leaf.")
+        forged = b'%stlog-leaf.%d.%s.%s."}' % (head, VICTIM, digest, word)
+        return [*lines[:at], forged, *lines[at + 1 :]]
+
+    _change_stream(past, edit)
+
+
+def edit_what_people_read_of_a_forwarded_event(past: Past) -> None:
+    _change_stream(
+        past, lambda lines, at: [*lines[:at], lines[at].replace(b'"acme"', b'"evil"'), *lines[at + 1 :]]
+    )
+
+
+def swap_two_forwarded_events(past: Past) -> None:
+    one, other = b"tlog-leaf.%d." % VICTIM, b"tlog-leaf.%d." % (VICTIM + 1)
+    _change_stream(
+        past,
+        lambda lines, _at: [
+            line.replace(one, b"?").replace(other, one).replace(b"?", other)
+            if one in line or other in line
+            else line
+            for line in lines
+        ],
+    )
+
+
+def remove_a_forwarded_checkpoint(past: Past) -> None:
+    _change_stream(past, lambda lines, _at: [line for line in lines if b"tlog-checkpoint.4." not in line])
+
+
+def forge_a_forwarded_checkpoint(past: Past) -> None:
+    def forge(lines: list[bytes], _at: int) -> list[bytes]:
+        at = next(at for at, line in enumerate(lines) if b"tlog-checkpoint.4." in line)
+        head, frontier, note, end = lines[at].rsplit(b".", 3)
+        text = parse_note(urlsafe_b64decode(note + b"=" * (-len(note) % 4)).decode()).text
+        forged = sign_note(text, [Signer(ORIGIN, Ed25519PrivateKey.generate())])
+        word = urlsafe_b64encode(forged.encode()).rstrip(b"=")
+        return [*lines[:at], b".".join((head, frontier, word, end)), *lines[at + 1 :]]
+
+    _change_stream(past, forge)
+
+
+def _change_stream(past: Past, change: Callable[[list[bytes], int], list[bytes]]) -> None:
+    """Write back the lines that `change` makes of all lines and the place of the victim."""
+    lines = past.stream.read_bytes().splitlines()
+    at = next(at for at, line in enumerate(lines) if b"tlog-leaf.%d." % VICTIM in line)
+    changed = change(lines, at)
+    assert changed != lines
+    past.stream.write_bytes(b"".join(line + b"\n" for line in changed))
 
 
 _INVENTED = tuple(f"invented-{number}" for number in range(1, 9))

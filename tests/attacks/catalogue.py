@@ -20,6 +20,7 @@ class Observer(StrEnum):
     AUDITOR = "An auditor who has only the key"
     OPENER = "An auditor who opens the archived content"
     HELD = "An auditor who kept a checkpoint"
+    SIEM = "The copy in a SIEM"
     WITNESS = "A witness"
 
 
@@ -30,6 +31,7 @@ class Loot(StrEnum):
     SEALED_HEAD = "sealed head"
     SIGNING_KEY = "signing key"
     EXPORT = "what the auditor is shown"
+    STREAM = "the copy in a SIEM"
 
 
 REFUSED = "refuses the statement"
@@ -42,6 +44,7 @@ NO_EXPORT = "no export can be made"
 INVALID = "invalid"
 DIVERGED = "diverged"
 NOT_COSIGNED = "does not cosign"
+NOT_FORWARDED = "is not continued"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class Attack:
 
 
 DATABASE_ONLY = (Loot.DATABASE,)
+STREAM_ONLY = (Loot.STREAM,)
 ALTERED = {Observer.AUDITOR: INVALID, Observer.OPENER: INVALID, Observer.HELD: INVALID}
 GONE = {Observer.AUDITOR: NO_EXPORT, Observer.OPENER: NO_EXPORT, Observer.HELD: NO_EXPORT}
 EVERYTHING = (Loot.DATABASE, Loot.SEALED_HEAD, Loot.SIGNING_KEY)
@@ -78,7 +82,12 @@ ATTACKS = (
         title="Edit an entry",
         what="Another tenant's name is written into one entry.",
         loot=DATABASE_ONLY,
-        noticed={Observer.DATABASE: REFUSED, Observer.SELF_CHECK: DAMAGE, **ALTERED},
+        noticed={
+            Observer.DATABASE: REFUSED,
+            Observer.SELF_CHECK: DAMAGE,
+            **ALTERED,
+            Observer.SIEM: NOT_FORWARDED,
+        },
         remark="The gateway checks the hashes of the entries, not their text; the verifier checks both.",
     ),
     Attack(
@@ -104,6 +113,7 @@ ATTACKS = (
             Observer.SELF_CHECK: DAMAGE,
             Observer.START: ROLLBACK,
             **ALTERED,
+            Observer.SIEM: NOT_FORWARDED,
         },
         remark=PATH,
     ),
@@ -142,6 +152,7 @@ ATTACKS = (
             Observer.DATABASE: REFUSED,
             Observer.SELF_CHECK: DAMAGE,
             **ALTERED,
+            Observer.SIEM: NOT_FORWARDED,
         },
     ),
     Attack(
@@ -154,6 +165,7 @@ ATTACKS = (
             Observer.SELF_CHECK: DAMAGE,
             Observer.START: ROLLBACK,
             **GONE,
+            Observer.SIEM: NOT_FORWARDED,
         },
     ),
     Attack(
@@ -166,6 +178,7 @@ ATTACKS = (
             Observer.SELF_CHECK: DAMAGE,
             Observer.START: ROLLBACK,
             **GONE,
+            Observer.SIEM: NOT_FORWARDED,
         },
     ),
     Attack(
@@ -210,7 +223,7 @@ ATTACKS = (
         title="Forge a checkpoint",
         what="The newest checkpoint is replaced by one that another key signed.",
         loot=DATABASE_ONLY,
-        noticed={Observer.START: DAMAGED, **ALTERED, Observer.WITNESS: NOT_COSIGNED},
+        noticed={Observer.START: DAMAGED, **ALTERED, Observer.WITNESS: NOT_COSIGNED, Observer.SIEM: INVALID},
     ),
     Attack(
         name="swap_two_time_stamps",
@@ -333,6 +346,7 @@ ATTACKS = (
             Observer.SELF_CHECK: DAMAGE,
             Observer.START: ROLLBACK,
             **OUTSIDERS,
+            Observer.SIEM: INVALID,
         },
     ),
     Attack(
@@ -345,6 +359,7 @@ ATTACKS = (
             Observer.RUNNING: FORK,
             Observer.SELF_CHECK: DAMAGE,
             **OUTSIDERS,
+            Observer.SIEM: INVALID,
         },
         remark="**Once the gateway was stopped, only a checkpoint held by another party, or a witness, "
         "shows it.** The forged log is valid by itself.",
@@ -359,6 +374,7 @@ ATTACKS = (
             Observer.RUNNING: FORK,
             Observer.SELF_CHECK: DAMAGE,
             **OUTSIDERS,
+            Observer.SIEM: INVALID,
         },
         remark="Each auditor is shown a log that continues what that auditor saw before. They notice when "
         "they compare checkpoints, which is what a witness does for them.",
@@ -371,5 +387,50 @@ ATTACKS = (
         noticed={Observer.DATABASE: REFUSED, Observer.RUNNING: FORK, Observer.SELF_CHECK: DAMAGE},
         remark="**Once the gateway was stopped, no one can detect it.** The attacker can rewrite what was "
         "recorded since the last checkpoint that another party holds: have heads witnessed often.",
+    ),
+    Attack(
+        name="remove_a_forwarded_event",
+        title="Remove an event from the SIEM",
+        what="One entry is deleted from what the SIEM stored.",
+        loot=STREAM_ONLY,
+        noticed={Observer.SIEM: INVALID},
+        remark="The entries from one checkpoint to the next must make the root that the next one signs.",
+    ),
+    Attack(
+        name="edit_a_forwarded_event",
+        title="Edit an event in the SIEM",
+        what="Another tenant's name is written into one event, and its leaf and hash are made to fit.",
+        loot=STREAM_ONLY,
+        noticed={Observer.SIEM: INVALID},
+    ),
+    Attack(
+        name="edit_what_people_read_of_a_forwarded_event",
+        title="Edit what people read of an event in the SIEM",
+        what="As before, and the proof in the event is left as it was.",
+        loot=STREAM_ONLY,
+        noticed={Observer.SIEM: INVALID},
+        remark="In the formats JSON and OCSF, the copy of the entry is compared with the leaf. In CEF, and "
+        "in OCSF's own attributes, only the leaf is proven.",
+    ),
+    Attack(
+        name="swap_two_forwarded_events",
+        title="Swap two events in the SIEM",
+        what="Two events get each other's index.",
+        loot=STREAM_ONLY,
+        noticed={Observer.SIEM: INVALID},
+    ),
+    Attack(
+        name="forge_a_forwarded_checkpoint",
+        title="Forge a checkpoint in the SIEM",
+        what="One checkpoint is replaced by one that another key signed.",
+        loot=STREAM_ONLY,
+        noticed={Observer.SIEM: INVALID},
+    ),
+    Attack(
+        name="remove_a_forwarded_checkpoint",
+        title="Remove a checkpoint from the SIEM",
+        what="One of the checkpoints is deleted from what the SIEM stored.",
+        loot=STREAM_ONLY,
+        remark="Nothing is lost: the next checkpoint covers the same entries.",
     ),
 )

@@ -15,9 +15,10 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.verify import ExitCode
 from appliance.errors import AuditError, TenantsAlteredError
-from tests.attacks.catalogue import DAMAGE, NO_EXPORT, NOT_COSIGNED, TENANTS, Observer
+from tests.attacks.catalogue import DAMAGE, NO_EXPORT, NOT_COSIGNED, NOT_FORWARDED, TENANTS, Observer
 from tests.attacks.scene import Past, Scene
 from tests.audit_log import open_log
+from tests.forwarding import judge_stream
 
 UNNOTICED = {ExitCode.VALID, ExitCode.ERASED}
 
@@ -95,11 +96,29 @@ def auditor(scene: Scene, name: str, held: Path | None = None, *, opens: bool = 
     return None if code in UNNOTICED else report["verdict"]
 
 
+def siem(past: Past) -> str | None:
+    """What the SIEM's copy shows: as it is, and once the gateway has forwarded the log as it is now."""
+    said = _judge_stream(past)
+    if said is not None:
+        return said
+    try:
+        past.scene.forward(past.stream)
+    except AuditError:
+        return _judge_stream(past) or NOT_FORWARDED
+    return _judge_stream(past)
+
+
+def _judge_stream(past: Past) -> str | None:
+    code, report = judge_stream(past.stream, past.scene.vkey)
+    return None if code in UNNOTICED else report["verdict"]
+
+
 def outside_observers(past: Past) -> dict[Observer, str | None]:
     """Query the observers that depend on the operator, before any restart."""
     return {
         Observer.AUDITOR: auditor(past.scene, "shown"),
         Observer.OPENER: auditor(past.scene, "opened", opens=True),
         Observer.HELD: auditor(past.scene, "shown-again", past.held),
+        Observer.SIEM: siem(past),
         Observer.WITNESS: None if past.scene.have_cosigned(past.witness) else NOT_COSIGNED,
     }

@@ -11,6 +11,7 @@ from tests.attacks.catalogue import (
     INVALID,
     NO_EXPORT,
     NOT_COSIGNED,
+    NOT_FORWARDED,
     REFUSED,
     ROLLBACK,
     TENANTS,
@@ -27,6 +28,7 @@ COLUMNS = {
     Observer.AUDITOR: "Auditor with the key",
     Observer.OPENER: "Auditor who opens content",
     Observer.HELD: "Auditor with an older checkpoint",
+    Observer.SIEM: "Copy in a SIEM",
     Observer.WITNESS: "Witness",
 }
 
@@ -40,6 +42,7 @@ SAID = {
     INVALID: "invalid",
     DIVERGED: "diverged",
     NOT_COSIGNED: "does not cosign",
+    NOT_FORWARDED: "gateway stops forwarding",
     TENANTS: "refuses tenants and keys: `TenantsAlteredError`",
 }
 

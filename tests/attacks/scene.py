@@ -42,6 +42,7 @@ from appliance.tenancy import ApiKey, Tenant
 from appliance.tenancy.edits import revoke_key
 from appliance.tenancy.store import SqlTenantStore, open_tenant_store
 from tests.audit_log import ORIGIN, intent, open_log, outcome, prepare, settings_for, signer_in
+from tests.forwarding import Collected, make_forwarder
 from tests.timestamp_authority import TimestampAuthority
 from tests.tree_proofs import consistency_proof
 
@@ -129,6 +130,16 @@ class Scene:
 
         with closing(SqlAuditStore(self.installation.database_url)) as store:
             asyncio.run(fill_())
+
+    def forward(self, stream: Path) -> None:
+        """Send the log to a SIEM as a gateway does, which stores it in `stream`; raises AuditError."""
+        collector = Collected()
+        with closing(SqlAuditStore(self.installation.database_url)) as store:
+            try:
+                asyncio.run(make_forwarder(store, collector).forward(until_sent=True))
+            finally:
+                with stream.open("ab") as file:
+                    file.write(collector.stream)
 
     @contextmanager
     def tenant_store(self) -> Iterator[SqlTenantStore]:
@@ -366,12 +377,16 @@ class Past:
         self.scene.have_stamped(authority)
         self.monday = self.scene.back_up()
         self.held_on_monday = self._hold("held-on-monday")
+        self.stream_of_monday, self.stream = (directory / name for name in ("stream-of-monday", "stream"))
+        """What a SIEM had stored on Monday, and what it has now."""
+        self.scene.forward(self.stream_of_monday)
         for witness in (self.witness_of_monday, self.witness):
             assert self.scene.have_cosigned(witness)
         self.scene.change_tenants(lambda before: revoke_key(before, "efgh2345", now=1_800_000_000))
         self.scene.serve("tuesday-1", "tuesday-2")
         self.scene.have_stamped(authority)
         self.tuesday = self.scene.back_up()
+        self.scene.forward(self.stream)
         self.held = self._hold("held")
         """The newest checkpoint, which an auditor has kept."""
         assert self.scene.have_cosigned(self.witness)
@@ -386,6 +401,9 @@ class Past:
             for name in ("witness-of-monday", "witness")
         )
         past.held_on_monday, past.held = (directory / path.name for path in (self.held_on_monday, self.held))
+        past.stream_of_monday, past.stream = (
+            directory / path.name for path in (self.stream_of_monday, self.stream)
+        )
         return past
 
     def _hold(self, name: str) -> Path:
