@@ -361,8 +361,8 @@ ATTACKS = (
             **OUTSIDERS,
             Observer.SIEM: INVALID,
         },
-        remark="**Once the gateway was stopped, only a checkpoint held by another party, or a witness, "
-        "shows it.** The forged log is valid by itself.",
+        remark="**Once the gateway was stopped, only a checkpoint held by another party, a witness, or the "
+        "copy in a SIEM shows it.** The forged log is valid by itself.",
     ),
     Attack(
         name="show_two_histories",

@@ -84,11 +84,13 @@ flowchart LR
   state that the gateway has read, are files apart.
 * The **signing key** signs checkpoints. Its holder can sign any history.
 * An **auditor** has the public key, and should keep the `checkpoint` file of every visit.
+* A **SIEM**, if the log is forwarded, has a copy of the entries with every checkpoint. Its column says what
+  `verify --stream` reports of the copy, and whether the gateway continues it.
 * A **witness** is a small program of another party. It signs a head only if it continues the last head it
   signed.
 
-The last two decide. The owner of the whole machine can make it report anything, but cannot change what other
-parties already hold.
+The last three decide. The owner of the whole machine can make it report anything, but cannot change what
+other parties already hold.
 
 ## What was tried
 
@@ -120,7 +122,8 @@ AFTERWORD = """\
 1. Keep the `checkpoint` file of every export, and give it to the verifier with `--held` next time.
 2. Ask for a witness that the operator does not run, and for the witness's public key.
 3. Put the sealed head and the signing key on another disk than the database, with another backup.
-4. Compare checkpoints with other auditors of the same log.
+4. [Forward the log](../how-to/forward-the-log.md) to a system that others run, and verify the copy there.
+5. Compare checkpoints with other auditors of the same log.
 """
 
 

@@ -622,6 +622,21 @@ CASES: tuple[Case, ...] = (
         quiet=12, fires=18, resolved=32,
     ),
     Case(
+        alert="ApplianceAuditForwardLagging",
+        story="the collector is away for twenty minutes, and takes everything afterwards",
+        series={g("appliance_audit_forward_lag_seconds"): "1x10 60+60x20 0x20"},
+        quiet=14, fires=28, resolved=36,
+    ),
+    Case(
+        alert="ApplianceAuditForwardLagging",
+        story="a site without a SIEM, and one that is a minute behind",
+        series={
+            g("appliance_audit_forward_lag_seconds"): "0x40",
+            other("appliance_audit_forward_lag_seconds"): "60x40",
+        },
+        quiet=30,
+    ),
+    Case(
         alert="ApplianceCostNotWritten",
         story="the database takes nothing for forty minutes",
         series={g("appliance_cost_written_timestamp_seconds"): "0+60x30 1800x40 4260+60x30"},

@@ -69,10 +69,11 @@ PLOTS = {
         calls=("pwrite64", "fdatasync", "rename", "unlink"),
     ),
     "stamp": Plot(task="stamp", template="stampable"),
+    "forward": Plot(task="forward", template="closed"),
 }
 """Making the database; writing entries and checkpoints; the same when SQLite moves its write-ahead log
 into the database; closing it; writing to the spool while the database takes nothing; bringing what was
-spooled into the log; keeping a time stamp."""
+spooled into the log; keeping a time stamp; forwarding the log to a SIEM."""
 PATIENCE_SECONDS = 120
 AT_A_TIME = 2
 """Writers that run side by side."""
@@ -276,7 +277,12 @@ def judge(server: WriterServer, directory: Path, before: list[dict], run: Run) -
     if report.exit_code is not verify.ExitCode.VALID:
         return f"the auditor finds: {verify.render(report)}"
     leaves = list(verify.read_leaves(directory / "export", report.size))
-    return _missing(leaves, told) or _contradictions(leaves, told) or _lost_stamps(directory, told)
+    return (
+        _missing(leaves, told)
+        or _contradictions(leaves, told)
+        or _lost_stamps(directory, told)
+        or (_skipped(server, directory, told, report.size) if told.reports("forwarding") else None)
+    )
 
 
 def _lost_stamps(directory: Path, run: Run) -> str | None:
@@ -284,6 +290,15 @@ def _lost_stamps(directory: Path, run: Run) -> str | None:
     found = {path.name.partition("-")[2] for path in (directory / "export" / "timestamps").glob("*")}
     gone = [size for size in run.reports("stamped") if f"{size}.tsr" not in found]
     return f"the time stamp of {gone[0]} entries was kept, and is gone" if gone else None
+
+
+def _skipped(server: WriterServer, directory: Path, told: Run, size: int) -> str | None:
+    """Forward what is left, and name the first entry that was never forwarded."""
+    again = server.run("forward", directory)
+    if again.ended:
+        return f"forwarding does not continue: {again.told} {server.errors}"
+    sent = {*told.reports("forwarded"), *again.reports("forwarded")}
+    return next((f"entry {index} was never forwarded" for index in range(size) if index not in sent), None)
 
 
 def _missing(leaves: list[bytes], run: Run) -> str | None:

@@ -12,7 +12,8 @@ It reports on standard output, one line of JSON and one system call each, so tha
 whole or not at all: `pid`; `acknowledged` (index, entry id and leaf hash of an entry whose append has
 returned; the id alone for one in the spool); `refused` (type and request); `published` (a checkpoint
 that others may hold from now on); `cosigned` (status of a witness's answer); `stamped` (a time stamp
-that was kept, with its size); `stopped` (one of our
+that was kept, with its size); `forwarding` and `forwarded` (a forwarder began; index of an entry that it
+has sent); `stopped` (one of our
 errors ended the task); and from the parent `ended` (exit status, or minus the signal).
 """
 
@@ -24,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from sqlalchemy import event
 from appliance.audit.durability.durable import DurableLog
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
+from appliance.audit.forward import forwarder, reader
 from appliance.audit.merkle import TILE_WIDTH
 from appliance.audit.pending import Kept
 from appliance.audit.store import SqlAuditStore
@@ -45,10 +48,12 @@ from appliance.errors import ApplianceError, AuditError, AuditUnavailableError
 from appliance.infra.data_directory import locate
 from tests.audit_log import intent, open_log, outcome, settings_for, signer_in
 from tests.consistency import AsLeft, assert_consistent
+from tests.forwarding import Collected, indices, make_forwarder, split_frames
 
 GROUPS = 2
 GROUP_REQUESTS = 3
 CHECKPOINT_ENTRIES = 4
+FORWARDED_AT_ONCE = 3
 PAGE_BYTES = 4096
 FRAME_BYTES = PAGE_BYTES + 24
 FULL_WAL_FRAMES = 1000
@@ -189,6 +194,27 @@ def stamp(directory: Path, hold: Callable[[], None]) -> None:
     os._exit(0)
 
 
+def forward(directory: Path, hold: Callable[[], None]) -> None:
+    """Forward the log, keeping the cursor after each few entries."""
+    store = open_store(directory)
+    reader.BATCH_ENTRIES, forwarder.SAVE_SECONDS, forwarder.MARK_BYTES = FORWARDED_AT_ONCE, 0.0, 1
+
+    class Telling(Collected):
+        async def send(self, data: bytes) -> None:
+            for message in split_frames(data):
+                for index in indices([message]):
+                    tell(forwarded=index)
+
+    async def forward_() -> None:
+        # One thread makes all calls, so that they can be counted.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await make_forwarder(store, Telling(), window_bytes=0).forward(until_sent=True)
+
+    tell(forwarding=True)
+    hold()
+    asyncio.run(forward_())
+
+
 def recover(directory: Path, _hold: Callable[[], None]) -> None:
     """Start as after a crash, stop in order, and export what an auditor would be given."""
     with closing(AsLeft(locate(settings_for(directory)).database_url)) as left:
@@ -206,7 +232,7 @@ def recover(directory: Path, _hold: Callable[[], None]) -> None:
 
 TASKS = {
     task.__name__: task
-    for task in (create, write, close, fill, pad, spool, drain, carelessly, cosign, stamp, recover)
+    for task in (create, write, close, fill, pad, spool, drain, carelessly, cosign, stamp, forward, recover)
 }
 
 

@@ -28,6 +28,9 @@
 {{- with $values.gateway.tls.existingSecret -}}
 {{- $files = append $files (dict "name" "tls" "kind" "secret" "source" .) -}}
 {{- end -}}
+{{- with $values.keys.forward.existingSecret -}}
+{{- $files = append $files (dict "name" "forward" "kind" "secret" "source" .) -}}
+{{- end -}}
 {{- with $values.gateway.tls.clientCaConfigMap -}}
 {{- $files = append $files (dict "name" "client-ca" "kind" "configMap" "source" . "key" $values.gateway.tls.clientCaKey "path" "ca.crt") -}}
 {{- end -}}

@@ -99,6 +99,13 @@ settings.audit.witnesses has {{ .name }} without networkPolicy.gateway.peers: ga
 {{- if and (default dict $values.settings.audit).timestamp_url $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
 settings.audit.timestamp_url without networkPolicy.gateway.peers: gateways could not reach the time-stamp authority
 {{- end -}}
+{{- $forward := (default dict $values.settings.audit).forward -}}
+{{- if and $forward $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
+settings.audit.forward has {{ $forward.destination }} without networkPolicy.gateway.peers: gateways could not reach it
+{{- end -}}
+{{- if and $values.keys.forward.existingSecret (not $forward) }}
+keys.forward.existingSecret without settings.audit.forward: name the destination there
+{{- end -}}
 {{- if and $values.models $values.networkPolicy.enabled (not $values.networkPolicy.dns.enabled) }}
 networkPolicy.dns.enabled is false: gateways find workers by name; allow the resolver, or run without models and list workers.urls by address
 {{- end -}}

@@ -53,6 +53,9 @@
 {{- else if $values.gateway.persistence.filesClaim -}}
 {{- $_ := set $ours "batch" (dict "directory" "/var/lib/appliance-files/files") -}}
 {{- end -}}
+{{- if $values.keys.forward.existingSecret -}}
+{{- $_ := set $audit "forward" (dict "certificate_file" "/etc/appliance/forward/tls.crt" "key_file" "/etc/appliance/forward/tls.key") -}}
+{{- end -}}
 {{- if $values.gateway.tls.existingSecret -}}
 {{- $tls := dict "certificate_file" "/etc/appliance/tls/tls.crt" "key_file" "/etc/appliance/tls/tls.key" -}}
 {{- if $values.gateway.tls.clientCaConfigMap -}}

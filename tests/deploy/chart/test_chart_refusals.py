@@ -163,6 +163,14 @@ CONTRADICTIONS = [
         r"settings\.audit\.timestamp_url without networkPolicy\.gateway\.peers",
     ),
     (
+        site({"settings": {"audit": {"forward": {"destination": "siem.example:6514"}}}}),
+        r"settings\.audit\.forward has siem\.example:6514 without networkPolicy\.gateway\.peers",
+    ),
+    (
+        site({"keys": {"forward": {"existingSecret": "siem-client"}}}),
+        r"keys\.forward\.existingSecret without settings\.audit\.forward",
+    ),
+    (
         site({"networkPolicy": {"dns": {"enabled": False}}}),
         r"gateways find workers by name; allow the resolver",
     ),
