@@ -72,6 +72,16 @@ def test_secrets_are_hidden_wherever_the_settings_place_them(tmp_path):
     }
 
 
+def test_the_key_for_the_siem_is_hidden(tmp_path):
+    forward = {
+        "destination": "siem:6514",
+        "certificate_file": "c.pem",
+        "key_file": str(tmp_path / "siem.key"),
+    }
+    settings = load_settings(environment={}, overrides={"audit": {"forward": forward}})
+    assert tmp_path / "siem.key" in private_paths(settings, locate(settings))
+
+
 def test_a_worker_gets_a_temporary_directory_only_if_that_of_the_system_lies_above_the_data(
     tree, monkeypatch
 ):

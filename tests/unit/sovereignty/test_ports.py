@@ -35,6 +35,15 @@ def test_workers(url, expected):
 
 
 @pytest.mark.parametrize(
+    ("destination", "expected"), [("10.0.0.7:6514", {6514}), ("siem.bank:10514", {10514, 53})]
+)
+def test_the_siem(destination, expected):
+    """And no port without one."""
+    assert ports(audit={"forward": {"destination": destination}}) == expected
+    assert ports(audit={"forward": None}) == set()
+
+
+@pytest.mark.parametrize(
     ("url", "expected"),
     [
         ("sqlite:////var/lib/appliance/audit.db", set()),
