@@ -118,15 +118,12 @@ def test_gateways_of_the_former_version_may_append_until_they_are_restarted(old_
     assert_consistent(store)
 
 
-def test_a_log_whose_hashes_do_not_make_its_head_is_refused(old_url, former):
+def test_a_log_whose_hashes_do_not_make_its_head_is_refused(old_url, former, execute):
     former.append(*[(READ, None)] * 300)
-    with closing(create_engine(old_url).connect()) as connection, connection.begin():
-        for name, *_ in connection.exec_driver_sql(
-            "SELECT 'audit_leaves_no_update'" + (" " if "sqlite" in old_url else "")
-        ):
-            on = "" if "sqlite" in old_url else " ON audit_leaves"
-            connection.exec_driver_sql(f"DROP TRIGGER {name}{on}")
-        connection.execute(update(audit_leaves).where(audit_leaves.c.idx == 7).values(leaf_hash=bytes(32)))
+    on = "" if old_url.startswith("sqlite") else " ON audit_leaves"
+    execute(old_url, f"DROP TRIGGER audit_leaves_no_update{on}")
+    forged = execute.bytes(old_url, bytes(32))
+    execute(old_url, f"UPDATE audit_leaves SET leaf_hash = {forged} WHERE idx = 7")
     with pytest.raises(AuditVerificationError, match="the audit database is damaged"):
         upgrade(url=old_url, grant_to=None)
 
