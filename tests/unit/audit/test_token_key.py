@@ -295,6 +295,28 @@ async def test_interrupted_handover_keeps_the_old_key_from_signing_and_is_comple
     assert report.entries_by_type["signer.rotated"] == 1
 
 
+async def test_second_machine_follows_the_handover_for_its_sealed_head(
+    place, rotate, write, sql_store, sealed_path, tmp_path
+):
+    """It retires the old key there, too, and writes no second entry."""
+    old = tmp_path / "audit.key"
+    create_signing_key(old)
+    vkey = load_signing_key(old, ORIGIN).vkey
+    await write(old)
+    other = tmp_path / "other.head"
+    other.write_bytes(sealed_path.read_bytes())
+    rotate(old, place)
+    await write(place)
+    rotated = rotate(old, place, sealed=SealedHead(other), retired=tmp_path / "other.retired")
+    with pytest.raises(AuditKeyError, match="handed over"):
+        refuse_retired(load_signing_key(old, ORIGIN), tmp_path / "other.retired")
+    verify_checkpoint(other.read_text(), rotated.signer.verifier_key)
+    await write(place)
+    report = exported(sql_store, tmp_path / "export", vkey, rotated.signer.vkey)
+    assert (report.exit_code, report.problems) == (ExitCode.VALID, [])
+    assert report.entries_by_type["signer.rotated"] == 1
+
+
 async def test_key_that_was_retired_does_not_come_back(tokens, place, rotate, write, tmp_path):
     old = tmp_path / "audit.key"
     create_signing_key(old)
