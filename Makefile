@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients promises deploy-tools client-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients promises deploy-tools client-tools interop-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ quick: check unit contract ## What to run at every change: no worker, no contain
 check: lint types imports ## What a reviewer should not have to say
 
 tools: setup-dev ## Everything the tests need, tools of others included
-	@$(MAKE) --no-print-directory -j2 deploy-tools client-tools
+	@$(MAKE) --no-print-directory -j3 deploy-tools client-tools interop-tools
 
 lint: setup-dev ## Style
 	@$(BIN)/ruff format --check --quiet . || (echo "run: $(BIN)/ruff format ." && exit 1)
@@ -74,13 +74,13 @@ contract: setup-dev ## What every database and gateway has to do alike, on SQLit
 # All there is but what has a stage of its own, so that a new folder cannot be forgotten.
 PARTS := tests --ignore=tests/unit --ignore=tests/clients
 
-integration: setup-dev ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
+integration: interop-tools ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
 	@$(PYTEST) $(PARTS) --ignore=tests/deploy $(SHARED) -m "not alone"
 
 deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
 	@$(PYTEST) tests/deploy $(SHARED)
 
-parts: deploy-tools ## Integration and deploy in one run, so that neither core waits
+parts: deploy-tools interop-tools ## Integration and deploy in one run, so that neither core waits
 	@$(PYTEST) $(PARTS) $(SHARED) -m "not alone"
 
 alone: setup-dev ## What is promised in seconds, on a quiet machine
@@ -97,6 +97,9 @@ deploy-tools: setup-dev
 
 client-tools: setup-dev
 	@sh tests/clients/install.sh $(PYTHON) $(BIN)/pip .clients
+
+interop-tools: setup-dev
+	@sh tests/interop/install.sh $(PYTHON) $(BIN)/pip .interop
 
 bench: setup-dev ## Measure what the gateway adds
 	@$(BIN)/python -m benchmarks.gateway_overhead
@@ -125,4 +128,4 @@ models: setup ## Rebuild the demo pair (an hour or more on two cores)
 	@$(BIN)/python -m demo.build
 
 clean: ## Remove the environments; data is kept
-	@rm -rf $(VENV) .clients .deploy .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@rm -rf $(VENV) .clients .deploy .interop .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

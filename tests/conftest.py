@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("appliance")
 raise_loopback()
 sys.addaudithook(stay_here)
 
-pytest_plugins = ("tests.leaks",)
+pytest_plugins = ("tests.leaks", "tests.foreign")
 
 
 @pytest.hookimpl(tryfirst=True)
