@@ -3,7 +3,7 @@ What the audit log can take, and what it costs a request: `make bench-audit`.
 
 Without arguments: appends per second, on SQLite and with one, two and four writers on PostgreSQL,
 then the cost of `strict` against no audit log, with a worker that answers at once and with a real one.
-`--large N` measures a log of N entries instead,
+`--large N` measures a log of N entries instead, with `--against COMMIT` beside that commit's,
 `--soak SECONDS` drives a gateway at full speed for so long.  Results are files; nothing is asserted
 but that no entry is lost, and figures are written with the machine they were measured on.
 """
@@ -48,6 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=9, help="of serving (default 9)")
     add("--requests", type=int, default=400, help="per segment of serving (default 400)")
     add("--large", type=int, metavar="N", help="measure a log of N entries")
+    add("--against", metavar="COMMIT", default="", help="measure a large log of this commit as well")
     add("--directory", type=Path, help="where it is kept; a second run continues it (default: nowhere)")
     add("--soak", type=float, metavar="SECONDS", help="drive a gateway at full speed for so long")
     add("--sample-seconds", type=float, default=1.0, help="between two looks at its memory (default 1)")
@@ -76,12 +77,14 @@ def measure_usual(options: argparse.Namespace, provenance: Provenance) -> None:
 
 
 def measure_large(options: argparse.Namespace, provenance: Provenance) -> None:
-    if options.directory:
-        found = large.measure(options.directory, options.large, say)
-    else:
-        with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
-            found = large.measure(Path(scratch), options.large, say)
-    title = f"A log of {options.large:,} entries"
+    with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
+        directory = options.directory or Path(scratch)
+        found = large.measure(
+            directory, options.large, say, commit=provenance.commit, against=options.against
+        )
+    title = f"A log of {options.large:,} entries" + (
+        f", against {options.against}" if options.against else ""
+    )
     write(options.out, provenance, "large", title, large.table(found), large.document(found))
 
 

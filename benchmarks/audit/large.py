@@ -1,19 +1,24 @@
 """
-A log of ten million entries: how long verifying and proving take, and what it needs.
+A log of ten million entries: how long starting, verifying and proving take, and what they need.
 
 Entries are inserted in bulk, through the real tree and the real store; only the writer's queue is
-excluded.  Filling a directory that was begun resumes where it stopped.  Each step that is measured
-runs in a process of its own, so that its memory is its own.
+excluded.  Filling a directory that was begun resumes where it stopped.  Each step runs in a process of its
+own (`benchmarks.audit.step`), on today's source or on another commit's, which has a log of its own.
 """
 
 import asyncio
-import multiprocessing
-import multiprocessing.connection
+import json
+import os
+import shutil
+import sqlite3
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +30,17 @@ from appliance.audit.merkle import CompactRange, hash_leaf
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import Head, Leaf, SqlAuditStore
 from appliance.infra.settings import AuditSettings
+from benchmarks.audit import step
 from benchmarks.audit.entries import pair
 from benchmarks.audit.figures import markdown
 
 SETTINGS = AuditSettings(origin="appliance.benchmark/audit")
+ROOT = Path(__file__).resolve().parents[2]
 BEGIN_MS = 1_800_000_000_000
 GROUP = 4096
 RECEIPTS = 5
-KIB, MIB = 1024, 2**20
+MIB = 2**20
+STATE = "--state"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,45 +54,86 @@ class Step:
     finding: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Large:
     """What was measured of one log."""
 
-    entries: int
-    filled_per_second: float | None
-    """Entries; None when they were there already."""
-    database_mib: float
-    bytes_per_entry: float
-    export_mib: float
-    steps: tuple[Step, ...]
+    commit: str
+    root: Path
+    """Of the source tree that makes and measures it."""
+    directory: Path
+    remembers: bool
+    """Whether its verifier has `--state`."""
+    filled: str = ""
+    entries: int = 0
+    database_mib: float = 0.0
+    export_mib: float = 0.0
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def bytes_per_entry(self) -> float:
+        return self.database_mib * MIB / self.entries
+
+    def run(self, name: str, entries: int = 0) -> Step:
+        """Raises RuntimeError if the step fails."""
+        command = [sys.executable, "-P", step.__file__, name, str(self.directory), str(entries)]
+        environment = {**os.environ, "PYTHONPATH": str(self.root)}
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.commit}: {name}: the process ended before it was done")
+        seconds, memory, finding = json.loads(done.stdout.splitlines()[-1])
+        return Step(name=name, seconds=seconds, memory_mib=memory, finding=finding)
 
 
-def measure(directory: Path, entries: int, say: Callable[[str], None]) -> Large:
-    """Fill the log in `directory` up to so many entries, and measure what can be done with it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    if not (directory / "audit.key").exists():
-        create_signing_key(directory / "audit.key")
-    speed = fill(directory, entries, say)
-    steps = []
-    for name, work in (
-        ("open, check, sign", _open),
-        ("export", _export),
-        ("verify", _verify),
-        ("make a receipt", _receipt),
-        ("verify a receipt", _verify_receipt),
-    ):
-        steps.append(_apart(name, work, directory))
-        say(f"{name}: {steps[-1].seconds:.2f} s, {steps[-1].memory_mib:.0f} MiB, {steps[-1].finding}")
-    size = sum(file.stat().st_size for file in directory.glob("audit.db*"))
-    exported = sum(file.stat().st_size for file in (directory / "export").rglob("*") if file.is_file())
-    return Large(
-        entries=entries,
-        filled_per_second=speed,
-        database_mib=size / MIB,
-        bytes_per_entry=size / entries,
-        export_mib=exported / MIB,
-        steps=tuple(steps),
-    )
+def measure(
+    directory: Path, entries: int, say: Callable[[str], None], *, commit: str = "", against: str = ""
+) -> list[Large]:
+    """
+    Fill a log up to so many entries and measure what can be done with it, step by step.
+
+    With `against`, a commit, do the same with its source in turn: its log is measured first in each step.
+    """
+    with ExitStack() as stack:
+        trees = {commit: ROOT}
+        if against:
+            trees = {against: stack.enter_context(checkout(against)), **trees}
+        logs = [_log(name, root, directory / name) for name, root in trees.items()]
+        for log in logs:
+            log.filled = log.run("fill", entries).finding
+        for name in ("open, check, sign", "export", "verify"):
+            _run_in_turn(name, logs, say)
+        for log in logs:
+            log.entries = _size(log.directory)
+            log.database_mib = _mib(log.directory.glob("audit.db*"))
+            log.export_mib = _mib((log.directory / "export").rglob("*"))
+        for name in ("make a receipt", "verify a receipt", "start, empty log", "start"):
+            _run_in_turn(name, logs, say)
+        remembering = [log for log in logs if log.remembers]
+        for log in logs:
+            if not log.remembers:
+                say(f"{log.commit}: its verifier has no {STATE}")
+        _run_in_turn("verify --state, first", remembering, say)
+        for log in remembering:
+            log.run("fill", _size(log.directory) + step.ADDED)
+            log.run("open, check, sign")
+            shutil.rmtree(log.directory / "export")
+            log.run("export")
+        _run_in_turn(f"verify --state, {step.ADDED:,} new entries", remembering, say)
+    return logs
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """The source of a commit, in a directory for as long as the block runs."""
+    with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
+        root = Path(scratch) / "source"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", root, commit], cwd=ROOT, check=True)
+        try:
+            yield root
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", root], cwd=ROOT, check=True)
 
 
 def fill(directory: Path, entries: int, say: Callable[[str], None]) -> float | None:
@@ -92,11 +141,12 @@ def fill(directory: Path, entries: int, say: Callable[[str], None]) -> float | N
     with closing(SqlAuditStore(_url(directory))) as store:
         head = store.head()
         tree, before = CompactRange(head.size, head.subtrees), head.size
+        odd = before % 2  # a gateway has written to it: the next entry is an intent all the same
         started = told = time.perf_counter()
         while tree.size < entries:
             grown, leaves = tree.copy(), []
             for index in range(tree.size, min(tree.size + GROUP, entries)):
-                leaves.append(_leaf(index))
+                leaves.append(_leaf(index, index + odd))
                 grown.append(leaves[-1].leaf_hash)
             store.append(leaves, expected=Head.of(tree), new=Head.of(grown))
             tree = grown
@@ -107,15 +157,15 @@ def fill(directory: Path, entries: int, say: Callable[[str], None]) -> float | N
         return added / (time.perf_counter() - started) if added else None
 
 
-def _leaf(index: int) -> Leaf:
+def _leaf(index: int, number: int) -> Leaf:
     """Entry `index`: by turns an intent, and the outcome of the same request."""
-    request_id = new_entry_id(BEGIN_MS + index // 2, (index // 2).to_bytes(10))
-    entry_type, fields = pair(request_id)[index % 2]
+    request_id = new_entry_id(BEGIN_MS + number // 2, (number // 2).to_bytes(10))
+    entry_type, fields = pair(request_id)[number % 2]
     entry = Entry(
         log=SETTINGS.origin,
-        id=new_entry_id(BEGIN_MS + index // 2, (index + 2**70).to_bytes(10)),
+        id=new_entry_id(BEGIN_MS + number // 2, (number + 2**70).to_bytes(10)),
         type=entry_type,
-        time=format_time(BEGIN_MS + index // 2),
+        time=format_time(BEGIN_MS + number // 2),
         fields=fields,
     )
     leaf = encode(entry)
@@ -124,29 +174,34 @@ def _leaf(index: int) -> Leaf:
     )
 
 
-def _apart(name: str, work: Callable[[Path], tuple[float, str]], directory: Path) -> Step:
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(work, directory, sender))
-    process.start()
-    sender.close()
-    try:
-        seconds, finding, memory = receiver.recv()
-    except EOFError as error:
-        raise RuntimeError(f"{name}: the process ended before it was done") from error
-    finally:
-        process.join()
-    return Step(name=name, seconds=seconds, memory_mib=memory / KIB, finding=finding)
+def _log(commit: str, root: Path, directory: Path) -> Large:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "verified.state").unlink(missing_ok=True)
+    if not (directory / "audit.key").exists():
+        create_signing_key(directory / "audit.key")
+    (directory / "log.keys").write_text(_signer(directory).vkey, encoding="utf-8")
+    verifier = [sys.executable, root / "appliance" / "audit" / "verify.py", "--help"]
+    options = subprocess.run(verifier, capture_output=True, text=True, check=True).stdout
+    return Large(commit=commit, root=root, directory=directory, remembers=STATE in options)
 
 
-def _run(
-    work: Callable[[Path], tuple[float, str]], directory: Path, sender: multiprocessing.connection.Connection
-) -> None:
-    seconds, finding = work(directory)
-    # Not ru_maxrss: that would begin with what the parent had when it made this process.
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    sender.send((seconds, finding, int(peak.split()[1])))
+def _run_in_turn(name: str, logs: Sequence[Large], say: Callable[[str], None]) -> None:
+    for log in logs:
+        if name == "export":
+            shutil.rmtree(log.directory / "export", ignore_errors=True)
+        done = log.run(name)
+        log.steps.append(done)
+        say(f"{log.commit}: {name}: {done.seconds:.2f} s, {done.memory_mib:.0f} MiB, {done.finding}")
+
+
+def _size(directory: Path) -> int:
+    """Entries of the log: asked of the database, which a store would upgrade."""
+    with closing(sqlite3.connect(directory / "audit.db")) as database:
+        return int(database.execute("SELECT size FROM audit_head").fetchone()[0])
+
+
+def _mib(files: Iterator[Path]) -> float:
+    return sum(file.stat().st_size for file in files if file.is_file()) / MIB
 
 
 def _open(directory: Path) -> tuple[float, str]:
@@ -216,22 +271,37 @@ def _signer(directory: Path) -> Any:  # noqa: ANN401 - whatever signs
     return load_signing_key(directory / "audit.key", SETTINGS.origin)
 
 
-def table(found: Large) -> str:
-    """The table of a report, in Markdown."""
-    filled = f"{found.filled_per_second:,.0f} entries/s" if found.filled_per_second else "there already"
-    size = f"{found.database_mib:,.0f} MiB, {found.bytes_per_entry:.0f} bytes an entry"
-    return (
-        f"Inserted in bulk: {filled}. Database: {size}. Export: {found.export_mib:,.0f} MiB.\n\n"
-        + markdown(
-            ["step", "seconds", "memory MiB", "found"],
-            [
-                [step.name, f"{step.seconds:.3f}", f"{step.memory_mib:,.0f}", step.finding]
-                for step in found.steps
-            ],
-        )
-    )
+def table(logs: Sequence[Large]) -> str:
+    """The table of a report, in Markdown; the last log is today's."""
+    size = [
+        f"{log.commit}: {log.entries:,} entries, {log.bytes_per_entry:.0f} bytes an entry in a database of "
+        f"{log.database_mib:,.0f} MiB; export {log.export_mib:,.0f} MiB; inserted in bulk: {log.filled}.\n"
+        for log in logs
+    ]
+    found = [{done.name: done for done in log.steps} for log in logs]
+    columns = [f"{unit}, {log.commit}" for unit in ("seconds", "MiB") for log in logs]
+    ratios = ["ratio of seconds", "ratio of MiB"] if len(logs) > 1 else []
+    rows = []
+    for name, today in found[-1].items():
+        steps = [steps.get(name) for steps in found]
+        seconds = [f"{done.seconds:.3f}" if done else "-" for done in steps]
+        memory = [f"{done.memory_mib:,.0f}" if done else "-" for done in steps]
+        compared = ["-", "-"] if ratios else []
+        if ratios and (before := steps[0]):
+            compared = [
+                f"{today.seconds / before.seconds:.3f}",
+                f"{today.memory_mib / before.memory_mib:.2f}",
+            ]
+        rows.append([name, *seconds, *memory, *compared, today.finding])
+    return "\n".join(size) + "\n" + markdown(["step", *columns, *ratios, "found"], rows)
 
 
-def document(found: Large) -> dict[str, Any]:
+def document(logs: Sequence[Large]) -> list[dict[str, Any]]:
     """The same for a program."""
-    return asdict(found)
+    return [
+        {
+            **asdict(log, dict_factory=lambda items: {k: v for k, v in items if not isinstance(v, Path)}),
+            "bytes_per_entry": log.bytes_per_entry,
+        }
+        for log in logs
+    ]

@@ -80,7 +80,7 @@ def test_a_soak_that_lost_an_entry_fails():
 
 def test_the_entries_that_are_measured_are_entries():
     """What is appended is what a gateway may write, and one request's two belong together."""
-    leaves = [decode(_leaf(index).leaf) for index in range(4)]
+    leaves = [decode(_leaf(index, index).leaf) for index in range(4)]
     assert [leaf.type for leaf in leaves] == ["request.intent", "request.outcome"] * 2
     assert len({leaf.id for leaf in leaves}) == 4
     assert leaves[0].fields["request_id"] == leaves[1].fields["request_id"]
