@@ -74,9 +74,9 @@ class Large:
     def bytes_per_entry(self) -> float:
         return self.database_mib * MIB / self.entries
 
-    def run(self, name: str, entries: int = 0) -> Step:
+    def run(self, name: str, count: int = 0) -> Step:
         """Raises RuntimeError if the step fails."""
-        command = [sys.executable, "-P", step.__file__, name, str(self.directory), str(entries)]
+        command = [sys.executable, "-P", step.__file__, name, str(self.directory), str(count)]
         environment = {**os.environ, "PYTHONPATH": str(self.root)}
         done = subprocess.run(
             command, cwd=self.root, env=environment, stdout=subprocess.PIPE, text=True, check=False
@@ -88,7 +88,13 @@ class Large:
 
 
 def measure(
-    directory: Path, entries: int, say: Callable[[str], None], *, commit: str = "", against: str = ""
+    directory: Path,
+    entries: int,
+    say: Callable[[str], None],
+    *,
+    commit: str,
+    against: str = "",
+    starts: int = 3,
 ) -> list[Large]:
     """
     Fill a log up to so many entries and measure what can be done with it, step by step.
@@ -108,8 +114,10 @@ def measure(
             log.entries = _size(log.directory)
             log.database_mib = _mib(log.directory.glob("audit.db*"))
             log.export_mib = _mib((log.directory / "export").rglob("*"))
-        for name in ("make a receipt", "verify a receipt", "start, empty log", "start"):
+        for name in ("make a receipt", "verify a receipt"):
             _run_in_turn(name, logs, say)
+        for name in ("start, empty log", "start"):
+            _run_in_turn(name, logs, say, starts)
         remembering = [log for log in logs if log.remembers]
         for log in logs:
             if not log.remembers:
@@ -185,11 +193,11 @@ def _log(commit: str, root: Path, directory: Path) -> Large:
     return Large(commit=commit, root=root, directory=directory, remembers=STATE in options)
 
 
-def _run_in_turn(name: str, logs: Sequence[Large], say: Callable[[str], None]) -> None:
+def _run_in_turn(name: str, logs: Sequence[Large], say: Callable[[str], None], count: int = 0) -> None:
     for log in logs:
         if name == "export":
             shutil.rmtree(log.directory / "export", ignore_errors=True)
-        done = log.run(name)
+        done = log.run(name, count)
         log.steps.append(done)
         say(f"{log.commit}: {name}: {done.seconds:.2f} s, {done.memory_mib:.0f} MiB, {done.finding}")
 

@@ -1,7 +1,7 @@
 """
 One step of `benchmarks.audit.large`, in a process of its own, so that its memory is its own.
 
-    python -P step.py STEP DIRECTORY [ENTRIES]
+    python -P step.py STEP DIRECTORY COUNT
 
 PYTHONPATH names the source, of any commit: its own `benchmarks.audit.large` makes, opens and exports the log.
 Prints one line of JSON: seconds, memory in MiB, and what was found.
@@ -18,15 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STARTS = 3
 ADDED = 10_000
 """Entries that are new to a verifier that remembers the others."""
 Found = tuple[float, str]
 """Seconds, and what was found."""
 
 
-def main(step: str, directory: Path, entries: int) -> None:
-    seconds, finding, *memory = STEPS[step](directory, entries)
+def main(step: str, directory: Path, count: int) -> None:
+    seconds, finding, *memory = STEPS[step](directory, count)
     print(json.dumps([seconds, *(memory or [peak_mib("self")]), finding]))
 
 
@@ -56,11 +55,11 @@ def verify(directory: Path, *options: str) -> Found:
     return seconds, f"{verifier.ExitCode(code).name.lower()}, {json.loads(said.getvalue())['size']:,} entries"
 
 
-def verify_with_state(directory: Path, _entries: int) -> Found:
+def verify_with_state(directory: Path, _count: int) -> Found:
     return verify(directory, "--state", str(directory / "verified.state"))
 
 
-def start(directory: Path, _entries: int) -> tuple[float, str, float]:
+def start(directory: Path, count: int) -> tuple[float, str, float]:
     """From the start of a gateway's process to its ready line; the memory is the gateway's."""
     process = importlib.import_module("demo.process").ApplianceProcess
     seconds, memory = [], 0.0
@@ -70,25 +69,25 @@ def start(directory: Path, _entries: int) -> tuple[float, str, float]:
             "APPLIANCE_POOL__URLS": json.dumps([worker]),
             "APPLIANCE_LOG__LEVEL": "error",
         }
-        for _ in range(STARTS):
+        for _ in range(count):
             started = time.perf_counter()
             with process("gateway", data=directory, environment=environment) as gateway:
                 seconds.append(time.perf_counter() - started)
                 memory = max(memory, peak_mib(gateway.process.pid))
-    return statistics.median(seconds), f"median of {STARTS}", memory
+    return statistics.median(seconds), f"median of {count}", memory
 
 
 def of_that_commit(name: str) -> Callable[[Path, int], Found]:
-    return lambda directory, _entries: getattr(large(), name)(directory)
+    return lambda directory, _count: getattr(large(), name)(directory)
 
 
 STEPS: dict[str, Callable[[Path, int], Any]] = {
     "fill": fill,
-    "start, empty log": lambda directory, entries: start(directory / "empty", entries),
+    "start, empty log": lambda directory, count: start(directory / "empty", count),
     "start": start,
     "open, check, sign": of_that_commit("_open"),
     "export": of_that_commit("_export"),
-    "verify": lambda directory, _entries: verify(directory),
+    "verify": lambda directory, _count: verify(directory),
     "verify --state, first": verify_with_state,
     f"verify --state, {ADDED:,} new entries": verify_with_state,
     "make a receipt": of_that_commit("_receipt"),

@@ -1,12 +1,11 @@
 """`benchmarks.audit` in small: each measurement runs to its end, and the measured log is valid."""
 
 import json
-from contextlib import contextmanager
 
 import pytest
 
 from benchmarks.audit import __main__ as command
-from benchmarks.audit import appends, large, serving, soak, step
+from benchmarks.audit import appends, large, serving, soak
 
 
 def test_a_writer_on_sqlite_loses_nothing():
@@ -33,29 +32,20 @@ def test_a_writer_that_fails_fails_the_measurement(tmp_path, monkeypatch):
         list(appends.measure(["sqlite"], [1], requests=1, seconds=0.1))
 
 
-def test_a_large_log_is_measured_beside_another_commits(tmp_path, monkeypatch):
-    """Each commit's source makes a log of its own; a second run appends the missing entries."""
-
-    @contextmanager
-    def same_source(_commit):
-        yield large.ROOT
-
-    monkeypatch.setattr(large, "checkout", same_source)
-    monkeypatch.setattr(step, "STARTS", 1)
-    said = []
-    large.measure(tmp_path, 300, said.append, commit="now", against="before")
-    found = large.measure(tmp_path, 700, said.append, commit="now", against="before")
-    assert [log.commit for log in found] == ["before", "now"]
-    for log in found:
-        findings = {done.name: done.finding for done in log.steps}
-        assert findings["verify"].startswith("valid, 70")
-        assert findings["verify a receipt"] == "valid"
-        assert all(done.memory_mib > 1 for done in log.steps)
-        assert {"start", "start, empty log"} <= findings.keys()
-        assert log.bytes_per_entry > 300
-    assert "| open, check, sign |" in large.table(found)
-    assert "seconds, before" in large.table(found)
-    assert json.loads(json.dumps(large.document(found)))[1]["entries"] >= 701
+def test_a_large_log_is_continued_where_it_stopped(tmp_path):
+    """The second run appends the missing entries, and every step works on the whole log."""
+    directory, said = tmp_path / "now", []
+    directory.mkdir()
+    assert large.fill(directory, 300, said.append) is not None
+    assert large.fill(directory, 300, said.append) is None
+    (found,) = large.measure(tmp_path, 700, said.append, commit="now", starts=1)
+    findings = {done.name: done.finding for done in found.steps}
+    assert findings["verify"].startswith("valid, 70")
+    assert findings["verify a receipt"] == "valid"
+    assert all(done.memory_mib > 1 for done in found.steps)
+    assert {"start", "start, empty log"} <= findings.keys()
+    assert found.bytes_per_entry > 300
+    assert "| open, check, sign |" in large.table([found])
 
 
 def test_a_soak_counts_two_entries_for_each_request():

@@ -10,7 +10,7 @@ from appliance.audit.sink import AuditSink
 from benchmarks.audit import __main__ as command
 from benchmarks.audit.entries import pair
 from benchmarks.audit.figures import Times, markdown, times
-from benchmarks.audit.large import _leaf
+from benchmarks.audit.large import Large, Step, _leaf, document, table
 from benchmarks.audit.serving import Serving
 from benchmarks.audit.soak import Sample, growth, judge
 from benchmarks.audit.unaudited import NoAudit
@@ -113,3 +113,28 @@ def test_results_carry_what_they_were_measured_with(tmp_path, monkeypatch):
     assert command.line(provenance) in page
     assert content == {"measured": command.line(provenance), "results": [{"a": 1}]}
     assert "`python -m benchmarks.audit`" in page
+
+
+def test_a_large_log_is_compared_with_another_commits():
+    """Both figures and their ratio; a step that the other commit does not have is left out there."""
+
+    def log(commit, **seconds):
+        steps = [
+            Step(name=name, seconds=each, memory_mib=100, finding="valid") for name, each in seconds.items()
+        ]
+        return Large(
+            commit=commit,
+            root=".",
+            directory=".",
+            remembers=True,
+            entries=2**20,
+            database_mib=700,
+            steps=steps,
+        )
+
+    logs = [log("before", verify=8.0), log("now", verify=2.0, again=1.0)]
+    page = table(logs)
+    assert "| verify | 8.000 | 2.000 | 100 | 100 | 0.250 | 1.00 | valid |" in page
+    assert "| again | - | 1.000 | - | 100 | - | - | valid |" in page
+    assert "before: 1,048,576 entries, 700 bytes an entry" in page
+    assert json.loads(json.dumps(document(logs)))[1]["bytes_per_entry"] == 700
