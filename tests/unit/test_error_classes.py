@@ -31,6 +31,7 @@ NEVER_SHOWN = {
     errors.AuditVerificationError,  # stops a start or a command
     errors.MalformedCheckpointError,  # stops a start or a command
     errors.AuditKeyError,  # stops a start
+    errors.ForwardError,  # no request waits for the SIEM
     errors.BundleError,  # a base
     errors.DraftError,  # a base
     errors.BundleRefusedError,  # stops a command

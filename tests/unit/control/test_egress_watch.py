@@ -190,6 +190,9 @@ class Services:
     def tenants_warning(self) -> None:
         return None
 
+    def forward_warning(self) -> None:
+        return None
+
     def egress_status(self) -> EgressStatus:
         return self.egress.status if self.egress else EgressStatus(mode="off")
 

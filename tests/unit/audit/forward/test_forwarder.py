@@ -294,5 +294,5 @@ async def test_the_state_of_a_failed_database_is_an_error_of_the_log(sql_store):
     """One line, like every other."""
     sql_store.database.engine(5.0).dispose()
     store = ForwardStore("sqlite:////nowhere/audit.db")
-    with pytest.raises(AuditError, match="cannot be read or kept"):
+    with pytest.raises(AuditError, match="could not be read"):
         store.load(DESTINATION)
