@@ -47,7 +47,7 @@ class Log:
 
     @property
     def hashes(self) -> list[bytes]:
-        return list(self.store.leaf_hashes(self._tree.size))
+        return self.store.hashes(0, 0, self._tree.size)
 
     @property
     def key(self) -> str:
