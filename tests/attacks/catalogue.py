@@ -99,6 +99,7 @@ ATTACKS = (
             Observer.DATABASE: REFUSED,
             Observer.SELF_CHECK: DAMAGE,
             **ALTERED,
+            Observer.SIEM: NOT_FORWARDED,
         },
         remark="A start reads only the newest entries: one of the newest, at most 256 and those without a "
         "signature, keeps the gateway from starting.",

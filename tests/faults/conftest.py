@@ -48,7 +48,7 @@ def servers(strace):
 
 @pytest.fixture(scope="session")
 def templates(servers, tmp_path_factory):
-    """Logs to start from: none yet, one closed in order, one due for cleanup, one with a full spool."""
+    """Logs to start from: none yet, closed in order, due for cleanup, with a full spool, to be stamped."""
     base = tmp_path_factory.mktemp("templates").resolve()
     server = servers.get()
     told = {}
@@ -63,6 +63,7 @@ def templates(servers, tmp_path_factory):
         prepare(base / "new")
         run("recover", "closed", "new")
         shutil.rmtree(base / "closed" / "export")
+        shutil.copytree(base / "closed", base / "small")
         done = server.run("pad", base / "closed")
         assert done.ended == 0, server.errors
         run("fill", "full", "closed")
@@ -73,7 +74,7 @@ def templates(servers, tmp_path_factory):
         servers.put(server)
     return {
         name: Template(directory=base / name, told=told.get(name, []))
-        for name in ("new", "closed", "full", "spooled", "stampable")
+        for name in ("new", "small", "closed", "full", "spooled", "stampable")
     }
 
 

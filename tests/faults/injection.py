@@ -69,7 +69,7 @@ PLOTS = {
         calls=("pwrite64", "fdatasync", "rename", "unlink"),
     ),
     "stamp": Plot(task="stamp", template="stampable"),
-    "forward": Plot(task="forward", template="closed"),
+    "forward": Plot(task="forward", template="small"),
 }
 """Making the database; writing entries and checkpoints; the same when SQLite moves its write-ahead log
 into the database; closing it; writing to the spool while the database takes nothing; bringing what was

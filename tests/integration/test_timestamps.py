@@ -6,6 +6,7 @@ import shutil
 import ssl
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -87,7 +88,8 @@ def verdict(log, tmp_path, authority):
     options = verify._parser().parse_args(
         [str(directory), "--key", log.signer.vkey, "--timestamp-cert", str(authority.issuer)]
     )
-    return verify._verify(options)
+    with closing(verify.State()) as state:
+        return verify._verify(options, state)
 
 
 async def test_the_newest_checkpoint_is_stamped_at_intervals(make, log, authority, tmp_path):
