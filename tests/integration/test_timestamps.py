@@ -6,7 +6,6 @@ import shutil
 import ssl
 import threading
 import time
-from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -88,8 +87,7 @@ def verdict(log, tmp_path, authority):
     options = verify._parser().parse_args(
         [str(directory), "--key", log.signer.vkey, "--timestamp-cert", str(authority.issuer)]
     )
-    with closing(verify.State()) as state:
-        return verify._verify(options, state)
+    return verify._verify(options, verify.State())
 
 
 async def test_the_newest_checkpoint_is_stamped_at_intervals(make, log, authority, tmp_path):
