@@ -7,6 +7,7 @@ checks that every test it names has passed in that run; the tests write their na
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class Promise:
     """`path::name`, without parameters."""
     context: str = ""
     """What the page says before it, where the text alone could be misread: the row and column of a table."""
+    needs: str = ""
+    """A program without which its tests skip, also in CI."""
 
 
 def load_promises() -> Mapping[str, Sequence[Promise]]:
@@ -33,7 +36,12 @@ def load_promises() -> Mapping[str, Sequence[Promise]]:
     pages = yaml.safe_load(LIST.read_text(encoding="utf-8"))
     return {
         page: [
-            Promise(text=entry["promise"], tests=tuple(entry["tests"]), context=entry.get("context", ""))
+            Promise(
+                text=entry["promise"],
+                tests=tuple(entry["tests"]),
+                context=entry.get("context", ""),
+                needs=entry.get("needs", ""),
+            )
             for entry in entries
         ]
         for page, entries in pages.items()
@@ -67,8 +75,13 @@ def promises_page(note: str) -> str:
 def not_passed(passed: Path) -> list[str]:
     """Tests of the list that no file below `passed` names."""
     ran = {line for file in passed.iterdir() for line in file.read_text(encoding="utf-8").splitlines()}
-    named = {test for promises in load_promises().values() for promise in promises for test in promise.tests}
-    return sorted(named - ran)
+    shown = (
+        promise
+        for promises in load_promises().values()
+        for promise in promises
+        if not promise.needs or shutil.which(promise.needs, path=f"{os.environ['PATH']}:/usr/local/go/bin")
+    )
+    return sorted({test for promise in shown for test in promise.tests} - ran)
 
 
 def main(arguments: Sequence[str]) -> int:
