@@ -461,8 +461,8 @@ EVENTS = st.one_of(
 )
 
 
-def _leaves(events):  # noqa: C901, PLR0912 - one case for each kind of event
-    """Leaves, and the payloads that exist after each number of them."""
+def _leaves(events, start):  # noqa: C901, PLR0912 - one case for each kind of event
+    """Leaves, the first of them entry `start`, and the payloads that exist after each number of them."""
     payloads, states, leaves = {}, [{}], []
     for at, (kind, number, *more) in enumerate(events):
         request, tenant = request_id(number), f"t{number % 2}"
@@ -491,7 +491,8 @@ def _leaves(events):  # noqa: C901, PLR0912 - one case for each kind of event
                     payloads = {name: each for name, each in payloads.items() if not name.startswith(request)}
             case "erase all":
                 before = format_time(NOW_MS + number * 1000)
-                leaves.append(leaf(at, "erasure", tenant=tenant, payloads=1, before=before, before_index=at))
+                fields = {"before": before, "before_index": start + at}
+                leaves.append(leaf(at, "erasure", tenant=tenant, payloads=1, **fields))
                 gone = {request_id(each) for each in range(number) if each % 2 == number % 2}
                 payloads = {name: each for name, each in payloads.items() if name[:26] not in gone}
             case "gap":
@@ -506,7 +507,7 @@ def _leaves(events):  # noqa: C901, PLR0912 - one case for each kind of event
 @given(st.lists(EVENTS, max_size=20), st.lists(st.integers(0, 20), max_size=4), st.integers(0, 260))
 def test_any_log_verified_in_several_runs_has_the_report_of_one_run(events, splits, between):
     """Requests, keys, content, holds, erasures and contradictions; split anywhere."""
-    leaves, states = _leaves(events)
+    leaves, states = _leaves(events, between)
     padding = filler(between, start=1000)
     with tempfile.TemporaryDirectory() as directory:
         auditor = Auditor(Path(directory))
