@@ -97,12 +97,7 @@ def rotate_keys(
         create_signing_key(fresh)
     new = load_keys(fresh, fresh_mldsa if fresh_mldsa.exists() else mldsa_path(path), origin)
     old = load_keys(path, mldsa_path(path), origin)
-    if _is_handed_over(store, sealed, old, new):
-        # Only the files are left to be moved.
-        size = store.head().size
-    else:
-        named = _successors(store) if is_resumed else set()
-        size = _hand_over(store, sealed, gateway, old, new, named, actor, clock, random_bytes)
+    size = _hand_over(store, sealed, gateway, old, new, is_resumed, actor, clock, random_bytes)
     retired = [
         _replace(file) for file in (mldsa_path(path), path) if file.with_name(file.name + FRESH).exists()
     ]
@@ -142,11 +137,7 @@ def rotate_to(
     is_resumed = is_retired(old, retired) or (latest is not None and _signed(latest.note, new))
     # Before the entry: a crash after this line leaves a log that no gateway of this machine opens.
     retire(old, retired)
-    if _is_handed_over(store, sealed, old, new):
-        size = store.head().size
-    else:
-        named = _successors(store) if is_resumed else set()
-        size = _hand_over(store, sealed, gateway, old, new, named, actor, clock, random_bytes)
+    size = _hand_over(store, sealed, gateway, old, new, is_resumed, actor, clock, random_bytes)
     others = (mldsa_path(place),) if len(old.signers) > 1 else ()
     return Rotated(signer=new, size=size, retired=(place, *others))
 
@@ -162,11 +153,15 @@ def _hand_over(
     gateway: str,
     old: Signer,
     new: Signer,
-    named: set[str],
+    is_resumed: bool,  # noqa: FBT001 - private
     actor: str,
     clock: Callable[[], float],
     random_bytes: Callable[[int], bytes],
 ) -> int:
+    """Return the size of the log; after a crash that left only files to be moved, nothing is written."""
+    if _is_handed_over(store, sealed, old, new):
+        return store.head().size
+    named = _successors(store) if is_resumed else set()
     tree = _checked_tree(store, sealed.read(), gateway, old, new)
     for before, after in zip(old.signers, new.signers, strict=True):
         previous, successor = short_form(before.verifier_key), short_form(after.verifier_key)
