@@ -48,7 +48,7 @@ def servers(strace):
 
 @pytest.fixture(scope="session")
 def templates(servers, tmp_path_factory):
-    """Logs to start from: none yet, closed in order, due for cleanup, with a full spool, to be stamped."""
+    """Logs to start from: none yet, closed, with a full tile, due for cleanup, spooled, to be stamped."""
     base = tmp_path_factory.mktemp("templates").resolve()
     server = servers.get()
     told = {}
@@ -66,6 +66,7 @@ def templates(servers, tmp_path_factory):
         shutil.copytree(base / "closed", base / "small")
         done = server.run("pad", base / "closed")
         assert done.ended == 0, server.errors
+        run("write", "tiled", "closed")
         run("fill", "full", "closed")
         run("spool", "spooled", "closed")
         shutil.copytree(base / "closed", base / "stampable")
@@ -74,7 +75,7 @@ def templates(servers, tmp_path_factory):
         servers.put(server)
     return {
         name: Template(directory=base / name, told=told.get(name, []))
-        for name in ("new", "small", "closed", "full", "spooled", "stampable")
+        for name in ("new", "small", "closed", "tiled", "full", "spooled", "stampable")
     }
 
 

@@ -40,6 +40,7 @@ FAULTS = {
 """Neither the log nor SQLite treats the two errors differently, so each comes in one of the two ways."""
 LOG_FILES = r"audit\.(?:db|head)[^\"/>,)]*"
 """The database with SQLite's files next to it, and the sealed head."""
+CHECK_FILES = r"audit\.checked(?:\.new)?"
 SPOOL_FILES = r"spool(?:/\d+\.spool)?"
 
 
@@ -70,10 +71,12 @@ PLOTS = {
     ),
     "stamp": Plot(task="stamp", template="stampable"),
     "forward": Plot(task="forward", template="small"),
+    "check": Plot(task="check", template="tiled", files=CHECK_FILES),
 }
 """Making the database; writing entries and checkpoints; the same when SQLite moves its write-ahead log
 into the database; closing it; writing to the spool while the database takes nothing; bringing what was
-spooled into the log; keeping a time stamp; forwarding the log to a SIEM."""
+spooled into the log; keeping a time stamp; forwarding the log to a SIEM; the self-check, which keeps its
+progress."""
 PATIENCE_SECONDS = 120
 AT_A_TIME = 2
 """Writers that run side by side."""
@@ -282,7 +285,16 @@ def judge(server: WriterServer, directory: Path, before: list[dict], run: Run) -
         or _contradictions(leaves, told)
         or _lost_stamps(directory, told)
         or (_skipped(server, directory, told, report.size) if told.reports("forwarding") else None)
+        or (_unchecked(server, directory, report.size) if (directory / "audit.checked").exists() else None)
     )
+
+
+def _unchecked(server: WriterServer, directory: Path, size: int) -> str | None:
+    """Check the log again from what the file has, and say why that is not a whole pass."""
+    run = server.run("check", directory)
+    if run.reports("checked") == [size]:
+        return None
+    return f"the self-check does not continue: {run.told} {server.errors}"
 
 
 def _lost_stamps(directory: Path, run: Run) -> str | None:

@@ -47,6 +47,7 @@ def test_suite_injects_faults_into_durable_writes(scenes):
     assert scenes["move"].calls["fdatasync"] > scenes["write"].calls["fdatasync"]
     assert "unlink" in scenes["close"].calls
     assert {"pwrite64", "fdatasync"} <= set(scenes["stamp"].calls)
+    assert scenes["check"].calls["rename"] == 2
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,11 @@ class SelfCheck:
         changed, self._progress = progress != self._progress or progress.damage is not None, progress
         if self._file is None or not changed:
             return
+        fresh = self._file.with_name(f"{self._file.name}.new")  # a killed one is replaced by the next
         try:
-            write_atomically(self._file, json.dumps(asdict(progress)).encode(), mode=OWNER_ONLY)
+            write_atomically(
+                self._file, json.dumps(asdict(progress)).encode(), temporary=fresh, mode=OWNER_ONLY
+            )
         except OSError as error:
             raise AuditUnavailableError(
                 f"cannot write the progress of the check, {self._file}: {error.strerror}"
