@@ -5,7 +5,8 @@ A gateway's writer in a separate process, to be killed or to lose its database.
 
 Requests begin and end for as long as standard input is open; then the log is closed in order.
 Standard output has one JSON line, written by one call, for each append that returned
-(`[index, entry id]`) and `"refused"` for each that did not.
+(`[index, entry id]`, with the index -1 where another gateway integrates it) and `"refused"` for each
+that did not.
 """
 
 import asyncio
@@ -18,8 +19,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from appliance.audit.entry import decode
 from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
+from appliance.audit.pending import NOT_PLACED
 from appliance.audit.signing_keys import load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditEntryError, AuditForkError, AuditUnavailableError
@@ -101,6 +104,15 @@ class WriterProcess:
                 self.acknowledged.append(said)
 
 
+def assert_kept(promised, leaves):
+    """Every acknowledged entry is in the log once, at its index if it was told one."""
+    places = {decode(leaf.leaf).id: leaf.index for leaf in leaves}
+    assert len(places) == len(leaves)
+    assert len({entry_id for _, entry_id in promised}) == len(promised)
+    for index, entry_id in promised:
+        assert places[entry_id] == (places[entry_id] if index == NOT_PLACED else index)
+
+
 def tell(said):
     """Report one fact, whole."""
     os.write(1, f"{json.dumps(said)}\n".encode())
@@ -116,7 +128,7 @@ async def _client(log, prefix, stopping):
                 (EntryType.REQUEST_INTENT, intent(request_id)),
                 (EntryType.REQUEST_OUTCOME, outcome(request_id)),
             ):
-                receipt = await log.append(entry_type, **fields)
+                receipt = await log.confirm(log.submit(entry_type, **fields))
                 tell([receipt.index, receipt.entry_id])
         except AuditForkError:
             raise

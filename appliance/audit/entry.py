@@ -1,9 +1,10 @@
 """
 One entry of the audit log, and its canonical encoding.
 
-A leaf is the RFC 8785 canonical JSON of a flat object: the envelope (`v`, `log`, `id`, `type`,
-`time`) and the fields that the type's schema allows.  No floats, no nulls, no nesting: every
-implementation encodes an entry as the same bytes.  Pure; time and randomness are arguments.
+A leaf is the RFC 8785 canonical JSON of a flat object: the envelope (`v`, `log`, `id`, `type`, `time`), the
+place in the sequence of the gateway that accepted it (`ACCEPTED`) if another integrated it, and the fields
+that the type's schema allows.  No floats, no nulls, no nesting: every implementation encodes an entry as the
+same bytes.  Pure; time and randomness are arguments.
 
 Both directions are strict and raise only `AuditEntryError`: no entry is written that could not be read back.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from appliance.audit.entry_types import REGISTRY, EntryType, Field, Kind
@@ -25,6 +27,21 @@ JSON = str | int | bool | tuple[str, ...]
 FORMAT_VERSION = 1
 MAX_LEAF_BYTES = 4096
 ENVELOPE = ("v", "log", "id", "type", "time")
+ACCEPTED = MappingProxyType(
+    {
+        field.name: field
+        for field in (
+            Field(name="writer", kind=Kind.STRING, meaning="gateway that accepted the entry, by its name"),
+            Field(name="epoch", kind=Kind.INTEGER, meaning="start of the gateway; grows with each"),
+            Field(
+                name="sequence",
+                kind=Kind.INTEGER,
+                meaning="place among the entries that the gateway accepted: 1, 2, 3, without gaps",
+            ),
+        )
+    }
+)
+"""All or none of them are in an entry of any type: in those that another gateway integrated."""
 MAX_INTEGER = 2**53 - 1
 """Beyond this two JSON readers may see different numbers (RFC 8785, section 3.2.2.3)."""
 
@@ -165,15 +182,18 @@ def _check_envelope(entry: Entry) -> None:
 def _check_fields(entry_type: EntryType, fields: Mapping[str, JSON]) -> None:
     schema = REGISTRY[entry_type].fields
     for name, value in fields.items():
-        if name not in schema:
+        field = schema.get(name) or ACCEPTED.get(name)
+        if field is None:
             raise AuditEntryError(f"{entry_type}: unknown field {name!r}")
-        if not _fits(schema[name], value):
-            values = schema[name].values
-            expected = f"one of {', '.join(values)}" if values else f"of kind {schema[name].kind}"
+        if not _fits(field, value):
+            expected = f"one of {', '.join(field.values)}" if field.values else f"of kind {field.kind}"
             raise AuditEntryError(f"{entry_type}: {name} must be {expected}")
     for name, field in schema.items():
         if field.required and name not in fields:
             raise AuditEntryError(f"{entry_type}: {name} is missing")
+    accepted = [name for name in ACCEPTED if name in fields]
+    if accepted and len(accepted) < len(ACCEPTED):
+        raise AuditEntryError(f"{entry_type}: {accepted[0]} without {', '.join(ACCEPTED)}")
 
 
 def _fits(field: Field, value: object) -> bool:

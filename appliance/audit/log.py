@@ -18,25 +18,30 @@ import secrets
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.commit_thread import CommitThread
 from appliance.audit.entry import JSON
 from appliance.audit.entry_types import EntryType
+from appliance.audit.integration import left_open
 from appliance.audit.known import KnownLog, silent_gateways
 from appliance.audit.merkle import CompactRange
 from appliance.audit.pending import EntryMaker, Pending, Receipt, copy_error
+from appliance.audit.pending_rows import INTEGRATION, Writing
 from appliance.audit.publisher import Publisher
 from appliance.audit.recovery import recover
 from appliance.audit.requests import OpenRequests
 from appliance.audit.sealed import SealedHead
+from appliance.audit.shared_writer import SharedWriter, integration_seconds, lease_seconds
 from appliance.audit.signing_keys import Signer
-from appliance.audit.store import AuditStore
+from appliance.audit.store import AuditStore, SqlAuditStore
 from appliance.audit.writer import Writer
 from appliance.errors import AuditError, AuditUnavailableError
+from appliance.infra.lease import SqlLease
 from appliance.infra.settings import AuditSettings
 
 SOLE_GATEWAY = "gateway"
@@ -126,12 +131,21 @@ class AuditLog:
                 # Before this gateway is known as a writer: from then on it must have a sealed head.
                 await thread.run(lambda: sealed.write(_first_seal(signer, found.tree)))
             now = clock()
-            seen = await thread.run(lambda: store.beat(gateway, now))
-            names = {request.gateway for request in found.open_requests} - {gateway}
-            # A silent gateway may only have been cut off from the database: the writer judges later.
-            dead = silent_gateways(names, seen, now=now, seconds=math.inf)
             known = KnownLog(found.tree, found.open_requests)
-            left_open = known.open_of({gateway, *dead})
+            registered = None
+            if isinstance(store, SqlAuditStore) and store.shared:
+                writing = Writing(gateway=gateway, instance=random_bytes(8).hex())
+                registered = await thread.run(partial(store.register, writing, now))
+                # Read again: an older process of this name may have written until then.
+                placed = await thread.run(store.open_requests)
+                mine = [request.request_id for request in placed if request.gateway == gateway]
+                unended = left_open(mine, registered.entries)
+            else:
+                seen = await thread.run(lambda: store.beat(gateway, now))
+                names = {request.gateway for request in found.open_requests} - {gateway}
+                # A silent gateway may only have been cut off from the database: the writer judges later.
+                dead = silent_gateways(names, seen, now=now, seconds=math.inf)
+                unended = known.open_of({gateway, *dead})
             size = found.tree.size
             maker = EntryMaker(
                 origin=signer.name,
@@ -140,7 +154,7 @@ class AuditLog:
                 on_settled=on_entry,
                 gateway=gateway,
             )
-            requests = OpenRequests(left_open)
+            requests = OpenRequests(unended)
             for request_id in kept:
                 requests.delegate_outcome(request_id)
             publisher = Publisher(
@@ -152,23 +166,32 @@ class AuditLog:
                 signed_size=found.signed_size,
                 now=loop.time(),
             )
-            writer = Writer(
-                store=store,
-                settings=settings,
-                maker=maker,
-                requests=requests,
-                publisher=publisher,
-                known=known,
-                gateway=gateway,
-                clock=clock,
-                thread=thread,
-                on_commit=on_commit,
-            )
+            parts: dict[str, Any] = {
+                "settings": settings,
+                "maker": maker,
+                "requests": requests,
+                "publisher": publisher,
+                "known": known,
+                "gateway": gateway,
+                "clock": clock,
+                "thread": thread,
+                "on_commit": on_commit,
+            }
+            if registered is not None and isinstance(store, SqlAuditStore):
+                lease = SqlLease(
+                    store.database,
+                    name=INTEGRATION,
+                    holder=registered.writing.holder,
+                    seconds=lease_seconds(settings),
+                    clock=clock,
+                )
+                writer: Writer = SharedWriter(store=store, registered=registered, lease=lease, **parts)
+            else:
+                writer = Writer(store=store, **parts)
             log = cls(settings=settings, maker=maker, requests=requests, publisher=publisher, writer=writer)
             task = loop.create_task(writer.run(), name="audit-writer")
             try:
-                unended = tuple(name for name in left_open if name not in kept)
-                await log._begin(version, wall, unended, size)
+                await log._begin(version, wall, tuple(name for name in unended if name not in kept), size)
                 yield log
             finally:
                 log._closing = True
@@ -199,7 +222,25 @@ class AuditLog:
         await self._writer.ended()
 
     async def append(self, entry_type: EntryType, /, **fields: JSON | None) -> Receipt:
-        return await self.confirm(self.submit(entry_type, **fields))
+        """Wait until an entry is in the tree; raises AuditUnavailableError."""
+        return await self.placed(await self.confirm(self.submit(entry_type, **fields)))
+
+    async def placed(self, receipt: Receipt) -> Receipt:
+        """
+        Wait until a durable entry has its index; raises AuditUnavailableError after a time.
+
+        That takes as long as another gateway needs to integrate it; an entry in the spool is not waited for.
+        """
+        if receipt.placing is None:
+            return receipt
+        seconds = self._settings.append_timeout_seconds + integration_seconds(self._settings)
+        await asyncio.wait({receipt.placing}, timeout=seconds)
+        if not receipt.placing.done():
+            raise AuditUnavailableError(
+                f"the audit entry {receipt.entry_id} is durable, and no gateway has integrated it within "
+                f"{seconds:g} s"
+            )
+        return replace(receipt, index=receipt.placing.result(), placing=None)
 
     async def confirm(self, pending: asyncio.Future[Receipt]) -> Receipt:
         """

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from appliance.audit.entry import JSON, Entry, decode, encode, new_entry
 from appliance.audit.entry_types import EntryType
@@ -22,9 +23,17 @@ NOT_PLACED = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     index: int
-    """`NOT_PLACED` while it is in the spool."""
+    """`NOT_PLACED` while it is in the spool, or was accepted and is not integrated."""
     entry_id: str
     kept: Kept = Kept.LOGGED
+    placing: asyncio.Future[int] | None = field(default=None, compare=False, repr=False)
+    """Done, with the index, once an accepted entry is integrated."""
+
+    @property
+    def known_index(self) -> int | None:
+        if self.placing is not None and self.placing.done() and not self.placing.cancelled():
+            return None if self.placing.exception() else self.placing.result()
+        return None if self.index == NOT_PLACED else self.index
 
 
 def _ignore(_type: EntryType, _error: AuditError | None) -> None:
@@ -48,10 +57,10 @@ class Pending:
         value = self.entry.fields.get("request_id")
         return value if isinstance(value, str) else None
 
-    def succeed(self, index: int) -> None:
+    def succeed(self, index: int, placing: asyncio.Future[int] | None = None) -> None:
         self.on_settled(self.type, None)
         if not self.future.done():
-            self.future.set_result(Receipt(index=index, entry_id=self.entry.id))
+            self.future.set_result(Receipt(index=index, entry_id=self.entry.id, placing=placing))
 
     def fail(self, error: AuditError) -> None:
         """Tell the caller that the entry is not durable, as far as is known."""
@@ -77,11 +86,18 @@ class EntryMaker:
 
     def make(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Pending:
         """Return a pending entry; fields of None are omitted.  Raises AuditEntryError."""
+        entry = self._new(entry_type, fields)
+        return self._promise(entry, encode(entry))
+
+    def leaf(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> bytes:
+        """Return the leaf of an entry that no caller waits for; for any thread."""
+        return encode(self._new(entry_type, fields))
+
+    def _new(self, entry_type: EntryType, fields: Mapping[str, JSON | None]) -> Entry:
         if entry_type is EntryType.REQUEST_INTENT or entry_type is EntryType.AUDIT_STARTED:
             # It begins something that this gateway has to end.
             fields = {"gateway": self._gateway, **fields}
-        entry = new_entry(self.origin, entry_type, fields, clock=self._clock, random_bytes=self._random_bytes)
-        return self._promise(entry, encode(entry))
+        return new_entry(self.origin, entry_type, fields, clock=self._clock, random_bytes=self._random_bytes)
 
     def remake(self, leaf: bytes) -> Pending:
         """Return a pending entry for an existing leaf, with its id and time; raises AuditEntryError."""
@@ -93,11 +109,11 @@ class EntryMaker:
     def _promise(self, entry: Entry, leaf: bytes) -> Pending:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # The caller may have stopped waiting; the failure is in the log's state, too.
-        future.add_done_callback(_retrieve)
+        future.add_done_callback(retrieve)
         return Pending(entry=entry, leaf=leaf, future=future, on_settled=self._on_settled)
 
 
-def _retrieve(done: asyncio.Future[Receipt]) -> None:
+def retrieve(done: asyncio.Future[Any]) -> None:
     if not done.cancelled():
         done.exception()
 

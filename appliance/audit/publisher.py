@@ -7,12 +7,14 @@ and appending continues.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
-from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
+from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_checkpoint
 from appliance.audit.entry import format_time
 from appliance.audit.sealed import SealedHead
 from appliance.audit.signing_keys import Signer
 from appliance.audit.store import AuditStore, Head, StoredCheckpoint
+from appliance.errors import AuditForkError, AuditVerificationError, MalformedCheckpointError
 from appliance.infra.settings import AuditSettings
 
 
@@ -21,7 +23,7 @@ class Published:
     size: int
     """Entries it covers; 0 for none."""
     time: float
-    """When it was signed, in seconds since the epoch; 0 for not by this process."""
+    """When it was signed, in seconds since the epoch; 0 if this process neither signed nor sealed it."""
 
 
 class Publisher:
@@ -82,6 +84,26 @@ class Publisher:
             StoredCheckpoint(size=head.size, note=note, time=format_time(int(time * 1000)))
         )
         return Published(size=head.size, time=time)
+
+    def verified(self, checkpoint: StoredCheckpoint) -> Checkpoint:
+        """Return what another gateway signed; raises AuditForkError if it did not, with the log's key."""
+        try:
+            signed = verify_checkpoint(checkpoint.note, self._signer.verifier_key)
+        except (AuditVerificationError, MalformedCheckpointError) as error:
+            raise AuditForkError(
+                f"the log's latest checkpoint was not signed with this key: {error}"
+            ) from error
+        if signed.size != checkpoint.size:
+            raise AuditForkError(
+                f"the latest checkpoint covers {signed.size} entries, but is kept as {checkpoint.size}"
+            )
+        return signed
+
+    def adopt(self, checkpoint: StoredCheckpoint) -> Published:
+        """Seal what another gateway signed and this one compared with its tree; raises as `publish`."""
+        self._sealed.write(checkpoint.note)
+        time = datetime.fromisoformat(checkpoint.time).timestamp()
+        return Published(size=checkpoint.size, time=time)
 
     def succeeded(self, published: Published, now: float) -> None:
         """Note a publication that covers every durable entry."""

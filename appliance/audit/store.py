@@ -4,7 +4,8 @@ Where leaves are kept: SQLAlchemy Core on SQLite or PostgreSQL.
 The head moves by compare-and-swap, so two writers cannot both append at the same index.  The order of entries
 is that of the head's moves: numbers from a database sequence would commit out of order.
 
-On PostgreSQL several gateways may write.  They take turns by an advisory lock, which only saves retries; the
+On PostgreSQL several gateways may write.  They accept entries side by side, and one of them moves the head
+(`appliance.audit.shared_writer`).  They take turns by an advisory lock, which only saves retries; the
 comparison is what keeps the log consistent.  Fails closed: every database error is `AuditUnavailableError`,
 one line.
 """
@@ -18,8 +19,11 @@ from sqlalchemy import Connection, Row, Table, bindparam, insert, select, text, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from appliance.audit import pending_rows
 from appliance.audit.entry_types import EntryType
+from appliance.audit.integration import AcceptedRow
 from appliance.audit.merkle import HASH_BYTES
+from appliance.audit.pending_rows import FENCE, Fence, Integrate, Observed, Registered, Writing
 from appliance.audit.sqlite_append import SqliteAppender
 from appliance.audit.stored import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint, gateway_of
 from appliance.audit.tables import (
@@ -88,6 +92,7 @@ class SqlAuditStore(SqlStore):
             audit_head.c.size == bindparam("old_size"),
             audit_head.c.root == bindparam("old_root"),
         )
+        self._move_fenced = self._move.where(text(FENCE))
         try:
             self._check_schema()
             self.complete(progress)
@@ -108,13 +113,15 @@ class SqlAuditStore(SqlStore):
         with self._reading() as connection:
             return _read_head(connection)
 
-    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
+    def append(
+        self, leaves: Sequence[Leaf], *, expected: Head, new: Head, fence: Fence | None = None
+    ) -> None:
         if self._sqlite is not None:
             with self._errors("written"):
                 self._sqlite.append(leaves, expected=expected, new=new)
             return
         with self._writing() as connection:
-            self._write(connection, leaves, expected=expected, new=new)
+            self._write(connection, leaves, expected=expected, new=new, fence=fence)
         # A crash before this line: entries may be in the log that the caller does not know of.
 
     def append_behind(self, size: int, make: Behind) -> None:
@@ -124,6 +131,86 @@ class SqlAuditStore(SqlStore):
             if leaves:
                 self._write(connection, leaves, expected=head, new=new)
         # A crash before this line: as above.
+
+    # What follows is for PostgreSQL only.
+
+    def register(self, writing: Writing, now: float, *, again: bool = False) -> Registered:
+        """
+        Begin to write under a new epoch: nothing is being written any more under an older one.
+
+        `again` is for the process that registered last; raises AuditForkError if that was another.
+        """
+        with self._writing() as connection:
+            return pending_rows.register(connection, writing, now, again=again)
+
+    def accept(self, writing: Writing, rows: Sequence[AcceptedRow]) -> None:
+        """
+        Keep entries until they are integrated, in one durable transaction.
+
+        Raises AuditEntryError if a request would begin or end twice, or end without an intent, AuditForkError
+        if this gateway was declared dead: nothing was added.
+        """
+        with self._writing(turn=False) as connection:
+            pending_rows.accept(connection, writing, rows)
+        # A crash before this line: the entries may be durable, and are not acknowledged.
+
+    def integrate(
+        self,
+        size: int,
+        make: Integrate,
+        *,
+        fence: Fence,
+        dead: Sequence[str] = (),
+        silent_since: float = 0.0,
+        end_requests: Callable[[Head, Sequence[OpenRequest]], tuple[Sequence[Leaf], Head]] | None = None,
+    ) -> list[str]:
+        """
+        Move what others accepted into the tree, in one transaction.
+
+        Of `dead` gateways, those without a heartbeat since `silent_since` can accept nothing any more, and
+        the leaves that `end_requests` makes for the requests they left open are added behind their entries;
+        returns them.  Raises AuditForkError if the head moved or the fence does not hold: nothing was done.
+        """
+        with self._writing() as connection:
+            # First: what they are accepting is then complete, and integrated before its requests are ended.
+            gone = pending_rows.declare_dead(connection, dead, silent_since) if dead else []
+            head = _read_head(connection)
+            newer = pending_rows.tree_hashes(connection, size, head.size, CHUNK)
+            plan = pending_rows.next_rows(connection)
+            new = make(head, newer, plan)
+            if plan.prefixes:
+                self._advance(connection, expected=head, new=new, fence=fence)
+                pending_rows.move(connection, plan, head.size)
+                if completes_tile(head.size, new.size):
+                    tiles_of(connection).complete(new.size)
+            if end_requests is not None:
+                known = set(_read_writers(connection))
+                left = [
+                    one for one in _read_open(connection) if one.gateway in gone or one.gateway not in known
+                ]
+                leaves, newest = end_requests(new, left)
+                if leaves:
+                    self._write(connection, leaves, expected=new, new=newest, fence=fence)
+            return gone
+
+    def is_waiting(self) -> bool:
+        """Whether there are entries to integrate."""
+        with self._reading() as connection:
+            return pending_rows.is_waiting(connection)
+
+    def observe(self, gateway: str, size: int) -> Observed:
+        """Read this gateway's own entries, then the hashes of the tree from `size` on."""
+        with self._reading() as connection:
+            writing, pending = pending_rows.read_own(connection, gateway)
+            checkpoint = _latest_checkpoint(connection)
+            head = _read_head(connection)
+            return Observed(
+                writing=writing,
+                pending=pending,
+                checkpoint=checkpoint,
+                head=head,
+                leaf_hashes=pending_rows.tree_hashes(connection, size, head.size, CHUNK),
+            )
 
     def leaves(self, start: int, end: int) -> list[Leaf]:
         with self._reading() as connection:
@@ -178,18 +265,8 @@ class SqlAuditStore(SqlStore):
         return [request.request_id for request in self.open_requests()]
 
     def open_requests(self) -> list[OpenRequest]:
-        query = (
-            select(audit_leaves)
-            .join(audit_open_requests, audit_open_requests.c.idx == audit_leaves.c.idx)
-            .where(audit_open_requests.c.request_id == audit_leaves.c.request_id)
-        )
         with self._reading() as connection:
-            found = [_leaf(row) for row in connection.execute(query)]
-        return [
-            OpenRequest(request_id=leaf.request_id, gateway=gateway_of(leaf))
-            for leaf in sorted(found, key=lambda leaf: leaf.index)
-            if leaf.request_id is not None
-        ]
+            return _read_open(connection)
 
     def beat(self, gateway: str, now: float) -> dict[str, float]:
         row = {"gateway": gateway, "seen_at": now}
@@ -207,19 +284,18 @@ class SqlAuditStore(SqlStore):
             self._upsert(connection, audit_checkpoints, row, key="size")
 
     def latest_checkpoint(self) -> StoredCheckpoint | None:
-        query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
         with self._reading() as connection:
-            row = connection.execute(query).one_or_none()
-        return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
+            return _latest_checkpoint(connection)
 
-    def _write(self, connection: Connection, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
-        move = {
-            "old_size": expected.size,
-            "old_root": expected.root,
-            "size": new.size,
-            "root": new.root,
-            "frontier": b"".join(new.subtrees),
-        }
+    def _write(
+        self,
+        connection: Connection,
+        leaves: Sequence[Leaf],
+        *,
+        expected: Head,
+        new: Head,
+        fence: Fence | None = None,
+    ) -> None:
         rows = [
             {
                 "idx": leaf.index,
@@ -230,15 +306,30 @@ class SqlAuditStore(SqlStore):
             }
             for leaf in leaves
         ]
-        # The head comes first: its row stays locked, so the comparison still holds at commit.
-        if connection.execute(self._move, move).rowcount != 1:
-            raise AuditForkError(f"another writer extended the audit log from size {expected.size}")
+        self._advance(connection, expected=expected, new=new, fence=fence)
         if self._is_postgresql:
             connection.execute(_INSERT, {name: [row[name] for row in rows] for name in _COLUMNS})
         else:
             connection.execute(insert(audit_leaves), rows)
         if completes_tile(expected.size, new.size):
             tiles_of(connection).complete(new.size)
+
+    def _advance(
+        self, connection: Connection, *, expected: Head, new: Head, fence: Fence | None = None
+    ) -> None:
+        # The head comes before the leaves: its row stays locked, so the comparison still holds at commit.
+        move = {
+            "old_size": expected.size,
+            "old_root": expected.root,
+            "size": new.size,
+            "root": new.root,
+            "frontier": b"".join(new.subtrees),
+        }
+        statement = self._move
+        if fence is not None:
+            statement, move = self._move_fenced, {**move, **fence.parameters()}
+        if connection.execute(statement, move).rowcount != 1:
+            raise AuditForkError(f"another writer extended the audit log from size {expected.size}")
 
     def _upsert(self, connection: Connection, table: Table, row: dict[str, Any], *, key: str) -> None:
         rest = {name: value for name, value in row.items() if name != key}
@@ -302,6 +393,26 @@ def _read_head(connection: Connection) -> Head:
     row = connection.execute(select(audit_head).where(audit_head.c.id == 1)).one()
     subtrees = tuple(row.frontier[at : at + HASH_BYTES] for at in range(0, len(row.frontier), HASH_BYTES))
     return Head(size=row.size, root=row.root, subtrees=subtrees)
+
+
+def _read_open(connection: Connection) -> list[OpenRequest]:
+    query = (
+        select(audit_leaves)
+        .join(audit_open_requests, audit_open_requests.c.idx == audit_leaves.c.idx)
+        .where(audit_open_requests.c.request_id == audit_leaves.c.request_id)
+    )
+    found = sorted((_leaf(row) for row in connection.execute(query)), key=lambda leaf: leaf.index)
+    return [
+        OpenRequest(request_id=leaf.request_id, gateway=gateway_of(leaf))
+        for leaf in found
+        if leaf.request_id is not None
+    ]
+
+
+def _latest_checkpoint(connection: Connection) -> StoredCheckpoint | None:
+    query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
+    row = connection.execute(query).one_or_none()
+    return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
 
 
 def _read_leaves(connection: Connection, start: int, end: int) -> list[Leaf]:

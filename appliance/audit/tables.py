@@ -104,6 +104,27 @@ audit_writers = Table(
     metadata,
     Column("gateway", Text, primary_key=True),
     Column("seen_at", Double, nullable=False),  # Unix time
+    # Grows at each start of the gateway, and when another declares it dead; it accepts under the newest.
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
+    # Of the process that started last; empty after another declared it dead.
+    Column("instance", Text, nullable=False, server_default=""),
+    Column("integrated_seq", BigInteger, nullable=False, server_default="0"),
+    Column("integrated_hash", LargeBinary),  # of the leaf with that sequence number
+)
+
+# PostgreSQL only: entries that gateways have accepted, durable, and that are not in the tree yet.
+audit_pending = Table(
+    "audit_pending",
+    metadata,
+    Column("gateway", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),  # without gaps, from 1
+    Column("epoch", BigInteger, nullable=False),
+    Column("previous_hash", LargeBinary, nullable=False),  # of the gateway's entry before
+    Column("leaf", LargeBinary, nullable=False),
+    Column("leaf_hash", LargeBinary, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("request_id", Text),
+    Index("audit_pending_request_id_type", "request_id", "type", unique=True),
 )
 
 # How much of the log a SIEM has; at worst it gets entries again, so losing a row costs time.

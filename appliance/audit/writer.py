@@ -126,6 +126,7 @@ class Writer:
             self._abort(self._requests.take_all(), "gateway_stopped")
             while self._queue:
                 await self._turn()
+            await self._settle()
             if not self._in_doubt and self.size > self._publisher.published.size:
                 await self._publish()
             self._stop(AuditUnavailableError("the audit log is closed"))
@@ -137,17 +138,23 @@ class Writer:
             self._fail_for_good(AuditUnavailableError(f"the audit writer stopped: {error!r}"))
             raise
 
+    async def _settle(self) -> None:
+        """Bring what is durable into the tree, before the log closes."""
+
     async def _wait(self) -> None:
         """Return when a batch or a checkpoint is due, or on closing."""
         if not self._queue and not self._closing:
             retry_at = self._tried_at + self._settings.checkpoint_seconds
-            due_at = retry_at if self._in_doubt else min(self._publisher.due_at(), self._beat_at)
+            due_at = retry_at if self._in_doubt else self._due_at()
             await self._pause(due_at - self._loop.time())
         batch_at = self._loop.time() + self._settings.batch_seconds
         while 0 < len(self._queue) < COMMIT_ENTRIES and not self._closing:
             if (left := batch_at - self._loop.time()) <= 0:
                 break
             await self._pause(left)
+
+    def _due_at(self) -> float:
+        return min(self._publisher.due_at(), self._beat_at)
 
     async def _pause(self, seconds: float) -> None:
         """Return when an entry was queued, on closing, or after `seconds`."""
@@ -166,15 +173,18 @@ class Writer:
     async def _turn(self) -> None:
         if self._in_doubt and not await self._resynchronise():
             return
-        count = 1 if self._alone else COMMIT_ENTRIES
-        self._alone = max(0, self._alone - 1)
-        self._taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
+        self._take()
         if self._taken:
             await self._commit()
         if not self._in_doubt and self._loop.time() >= self._beat_at:
             await self._beat()
         if not self._in_doubt and self._publisher.is_due(self.size, self._loop.time()):
             await self._publish()
+
+    def _take(self) -> None:
+        count = 1 if self._alone else COMMIT_ENTRIES
+        self._alone = max(0, self._alone - 1)
+        self._taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
 
     async def _commit(self) -> None:
         started = perf_counter()  # the loop's clock moves in whole milliseconds

@@ -16,8 +16,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import first_line, open_database
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0010"
-KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+NEWEST = "0011"
+KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
 UPGRADE_SECONDS = 600.0
 SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
@@ -25,12 +25,13 @@ SCHEMA_VERSION = 1
 _versions = Table(VERSION_TABLE, MetaData(), Column("version_num", Text))
 _schema = Table("audit_schema", MetaData(), Column("version", Integer, primary_key=True, autoincrement=False))
 
-# What a gateway does with each table; DELETE nowhere near the log itself.
+# What a gateway does with each table; DELETE nowhere near the log itself, except where entries wait for it.
 _RIGHTS = {
     "audit_leaves": "SELECT, INSERT",
     "audit_tile_hashes": "SELECT, INSERT",
     "audit_open_requests": "SELECT",
     "audit_head": "SELECT, UPDATE",
+    "audit_pending": "SELECT, INSERT, DELETE",
     "audit_checkpoints": "SELECT, INSERT, UPDATE",
     "audit_payloads": "SELECT, INSERT, UPDATE, DELETE",
     "audit_writers": "SELECT, INSERT, UPDATE",

@@ -23,7 +23,9 @@ import uvloop
 
 from appliance.audit import verify
 from appliance.audit.export import export_log
+from appliance.audit.integration import AcceptedRow
 from appliance.audit.log import AuditLog
+from appliance.audit.pending_rows import Fence, Writing
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import Behind, Head, Leaf, SqlAuditStore
 from appliance.infra.schema import upgrade_database
@@ -74,10 +76,17 @@ class TimedStore(SqlAuditStore):
         self.commits: list[float] = []
         """Seconds of each, with what it waited for its turn."""
 
-    def append(self, leaves: Sequence[Leaf], *, expected: Head, new: Head) -> None:
+    def append(
+        self, leaves: Sequence[Leaf], *, expected: Head, new: Head, fence: Fence | None = None
+    ) -> None:
         """Append, and note the time."""
         with self._timed():
-            super().append(leaves, expected=expected, new=new)
+            super().append(leaves, expected=expected, new=new, fence=fence)
+
+    def accept(self, writing: Writing, rows: Sequence[AcceptedRow]) -> None:
+        """Likewise."""
+        with self._timed():
+            super().accept(writing, rows)
 
     def append_behind(self, size: int, make: Behind) -> None:
         """Likewise."""
@@ -179,7 +188,7 @@ async def _write(job: Job, barrier: multiprocessing.synchronize.Barrier) -> dict
         while time.perf_counter() < until:
             for entry_type, fields in pair(f"{job.number}-{client}-{number}"):
                 started = time.perf_counter()
-                await log.append(entry_type, **fields)
+                await log.confirm(log.submit(entry_type, **fields))
                 appends.append(time.perf_counter() - started)
             number += 1
 

@@ -157,7 +157,8 @@ class DurableLog:
         return await self._log.confirm(pending)
 
     async def append(self, entry_type: EntryType, /, **fields: Any) -> Receipt:  # noqa: ANN401
-        return await self.confirm(self.submit(entry_type, **fields))
+        """As `AuditLog.append`; an entry in the spool has no index."""
+        return await self._log.placed(await self.confirm(self.submit(entry_type, **fields)))
 
     def submit(self, entry_type: EntryType, /, **fields: Any) -> asyncio.Future[Receipt]:  # noqa: ANN401
         """

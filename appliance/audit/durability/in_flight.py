@@ -5,6 +5,7 @@ An entry reports to its owner in the moment it is settled, not by a callback lat
 over between the refusal of an intent and the moment its owner knows of it.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,9 +20,9 @@ class TrackedEntry(Pending):
     is_drained: bool = False
     """Whether it is in the spool already, and was handed over from there."""
 
-    def succeed(self, index: int) -> None:
+    def succeed(self, index: int, placing: asyncio.Future[int] | None = None) -> None:
         self.owner.forget(self)
-        Pending.succeed(self, index)
+        Pending.succeed(self, index, placing)
 
     def fail(self, error: AuditError) -> None:
         self.owner.refused(self, error)
