@@ -9,7 +9,7 @@ maximum size.
 import json
 from typing import Any
 
-from appliance.audit.entry import ENVELOPE, FORMAT_VERSION, MAX_INTEGER, MAX_LEAF_BYTES
+from appliance.audit.entry import ACCEPTED, ENVELOPE, FORMAT_VERSION, MAX_INTEGER, MAX_LEAF_BYTES
 from appliance.audit.entry_types import REGISTRY, EntryType, Field, Kind, Schema
 from appliance.audit.verify import MEANINGS
 
@@ -51,7 +51,8 @@ def _entry(entry_type: EntryType, schema: Schema) -> dict[str, Any]:
     return {
         "type": "object",
         "description": " ".join(schema.reason.split()),
-        "properties": envelope | {field.name: _field(field) for field in fields},
+        "properties": envelope | {field.name: _field(field) for field in (*fields, *ACCEPTED.values())},
+        "dependentRequired": {name: [each for each in ACCEPTED if each != name] for name in ACCEPTED},
         "required": [*envelope, *(field.name for field in fields if field.required)],
         "additionalProperties": False,
     }
@@ -210,6 +211,9 @@ says whether the log continues what they verified. Every report lists at most 10
 def audit_format_page() -> str:
     """Return the page, in Markdown."""
     envelope = "".join(f"| `{name}` | {_ENVELOPE[name][0]} | {_ENVELOPE[name][1]} |\n" for name in ENVELOPE)
+    envelope += "".join(
+        f"| `{field.name}`, optional | {field.kind} | {field.meaning} |\n" for field in ACCEPTED.values()
+    )
     types = "".join(_section(entry_type, REGISTRY[entry_type]) for entry_type in EntryType)
     codes = "".join(f"| {code.value} | {meaning} |\n" for code, meaning in sorted(MEANINGS.items()))
     return f"{_HEAD}{envelope}{_TYPES}{types}{_TAIL}{codes}"

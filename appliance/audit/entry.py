@@ -12,7 +12,7 @@ Both directions are strict and raise only `AuditEntryError`: no entry is written
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -159,6 +159,13 @@ def decode(leaf: bytes) -> Entry:
     if encode(entry) != leaf:
         raise AuditEntryError(f"{name}: a leaf that is not in canonical form")
     return entry
+
+
+def without_place(leaf: bytes) -> bytes:
+    """Return the leaf as it was before a gateway gave it a place in its sequence; raises AuditEntryError."""
+    entry = decode(leaf)
+    fields = {name: value for name, value in entry.fields.items() if name not in ACCEPTED}
+    return leaf if len(fields) == len(entry.fields) else encode(replace(entry, fields=fields))
 
 
 def _refuse_number(text: str) -> NoReturn:

@@ -148,6 +148,22 @@ def place_after(tree: CompactRange, taken: Sequence[Pending]) -> tuple[tuple[Lea
     return tuple(leaves), tree
 
 
+def without_request(taken: Iterable[Pending], begun: Collection[str]) -> list[Pending]:
+    """Return the ends among these entries of requests that are neither `begun` nor begun by one before."""
+    found, known = [], set(begun)
+    for pending in taken:
+        request_id = pending.request_id
+        if request_id is None:
+            continue
+        if pending.type is EntryType.REQUEST_INTENT:
+            known.add(request_id)
+        elif pending.type.closes_request:
+            if request_id not in known:
+                found.append(pending)
+            known.discard(request_id)
+    return found
+
+
 def left_open(placed: Iterable[str], pending: Iterable[tuple[str, str | None]]) -> list[str]:
     """
     Return the requests without an end, oldest first: open in the tree, or begun by an entry behind it.

@@ -185,7 +185,9 @@ class AuditLog:
                     seconds=lease_seconds(settings),
                     clock=clock,
                 )
-                writer: Writer = SharedWriter(store=store, registered=registered, lease=lease, **parts)
+                writer: Writer = SharedWriter(
+                    store=store, registered=registered, begun=unended, lease=lease, **parts
+                )
             else:
                 writer = Writer(store=store, **parts)
             log = cls(settings=settings, maker=maker, requests=requests, publisher=publisher, writer=writer)

@@ -13,7 +13,7 @@ integrated in time, the gateway stops.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -28,6 +28,7 @@ from appliance.audit.integration import (
     accept_after,
     left_open,
     place_after,
+    without_request,
 )
 from appliance.audit.known import KnownLog
 from appliance.audit.pending import NOT_PLACED, Pending, retrieve
@@ -66,6 +67,7 @@ class SharedWriter(Writer):
         settings: AuditSettings,
         known: KnownLog,
         registered: Registered,
+        begun: Iterable[str],
         lease: SqlLease,
         **rest: Any,  # noqa: ANN401 - as the base has them
     ) -> None:
@@ -73,6 +75,8 @@ class SharedWriter(Writer):
         self._shared, self._lease = store, lease
         self._followed = FollowedLog(known.tree)
         self._writing, self._end = registered.writing, registered.end
+        # Requests of this gateway without a durable end.  No other ends them while this one may write.
+        self._begun = set(begun)
         now = self._loop.time()
         self._followed.accepted(self._waiting(registered.pending, now))
         self._leads = False
@@ -132,7 +136,12 @@ class SharedWriter(Writer):
 
     async def _commit(self) -> None:
         started = perf_counter()
+        lost = without_request(self._taken, self._begun)
+        self._fail(lost, AuditEntryError("the request has no intent in the log, or has ended already"))
+        self._taken = [pending for pending in self._taken if pending not in lost]
         taken = tuple(self._taken)
+        if not taken:
+            return
         try:
             if self._leads and not self._followed.waiting:
                 settle = await self._append_directly(taken)
@@ -154,6 +163,7 @@ class SharedWriter(Writer):
         self.failure, self._taken = None, []
         self.last_commit_seconds = perf_counter() - started
         settle()
+        self._begun = set(left_open(self._begun, ((pending.type, pending.request_id) for pending in taken)))
         self._on_commit(len(taken), self.last_commit_seconds)
 
     async def _append_directly(self, taken: Sequence[Pending]) -> Callable[[], None] | None:
@@ -346,6 +356,7 @@ class SharedWriter(Writer):
         mine = left_open(
             [one.request_id for one in placed if one.gateway == self._gateway], registered.entries
         )
+        self._begun = set(mine)
         ending = [pending.request_id for pending in self._queue if pending.type.closes_request]
         self._abort(self._requests.abandoned(mine, ending), "entry_not_durable")
         return True

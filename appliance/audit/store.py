@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, insert, select, text, update
+from sqlalchemy import Connection, Row, Table, bindparam, insert, literal, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -23,6 +23,7 @@ from appliance.audit import pending_rows
 from appliance.audit.entry_types import EntryType
 from appliance.audit.integration import AcceptedRow
 from appliance.audit.merkle import HASH_BYTES
+from appliance.audit.pending import NOT_PLACED
 from appliance.audit.pending_rows import FENCE, Fence, Integrate, Observed, Registered, Writing
 from appliance.audit.sqlite_append import SqliteAppender
 from appliance.audit.stored import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint, gateway_of
@@ -31,6 +32,7 @@ from appliance.audit.tables import (
     audit_head,
     audit_leaves,
     audit_open_requests,
+    audit_pending,
     audit_writers,
 )
 from appliance.audit.tiles import TileHashes, completes_tile, tile_rows
@@ -243,6 +245,13 @@ class SqlAuditStore(SqlStore):
                 if tiles_of(connection).complete(size, most=FILL_ROWS):
                     progress(total, total)
                     return
+
+    def accepted_leaves(self) -> list[Leaf]:
+        if not self._is_postgresql:
+            return []
+        query = select(audit_pending, literal(NOT_PLACED).label("idx"))
+        with self._reading() as connection:
+            return [_leaf(row) for row in connection.execute(query)]
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)

@@ -98,6 +98,9 @@ class AuditStore(Protocol):
     def hashes(self, level: int, start: int, end: int) -> list[bytes]:
         """Return those hashes of a level that exist, in order: see `appliance.audit.merkle.Hashes`."""
 
+    def accepted_leaves(self) -> list[Leaf]:
+        """Return the leaves that are durable and have no index yet: only where gateways share the log."""
+
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         """Return everything recorded about one request, in order."""
 

@@ -282,6 +282,8 @@ class Report:
     missing_entries: int = 0
     """Entries that `audit.gap` admits are missing."""
     erased_payloads: int = 0
+    sequences: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By gateway, the newest start and the number of entries of its sequence."""
     payloads: Payloads = field(default_factory=Payloads)
     rotations: list[str] = field(default_factory=list)
     """Keys that took over from a given one, in order."""
@@ -788,7 +790,7 @@ class State:
 
 _FINDINGS = (
     *("entries_by_type", "created_keys", "unknown_keys", "unrecorded_keys", "missing_entries"),
-    *("erased_payloads", "first_time", "last_time"),
+    *("erased_payloads", "sequences", "first_time", "last_time"),
 )
 _PAYLOAD_FINDINGS = ("named", "held", "checked", "erased", "compared", "last_time")
 
@@ -882,6 +884,7 @@ class EntryCheck:
             try:
                 self._see(index, entry, again)
                 see_keys(report, index, entry)
+                see_place(report, index, entry)
             except InvalidError as error:
                 problems[index] = str(error)
 
@@ -1275,7 +1278,7 @@ def _origin(keys: Keys) -> str:
     return names.pop()
 
 
-# 10. The command line.  (Sections 11 to 13 are about kept content, time stamps and streams.)
+# 10. The command line.  (Sections 11 to 14: kept content, time stamps, streams, sequences.)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -2590,6 +2593,25 @@ def _stream_json(report: StreamReport) -> str:
         "problems": report.problems,
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+# 14. Sequences of gateways: each numbers what it accepts, and another may have put it into the log.
+
+
+def see_place(report: Report, index: int, entry: dict[str, Any]) -> None:
+    """Each gateway's numbers are 1, 2, 3 in the order of the log, and its starts only grow."""
+    if not {"writer", "epoch", "sequence"} & entry.keys():
+        return
+    writer, epoch, number = _text(entry, "writer"), _number(entry, "epoch"), _number(entry, "sequence")
+    newest, last = report.sequences.get(writer, (0, 0))
+    report.sequences[writer] = max(newest, epoch), max(last, number)
+    what = f"entry {index} is number {number} of those that gateway {writer} accepted"
+    if number <= last:
+        report.add_problem(f"{what}, after number {last}")
+    elif number > last + 1:
+        report.add_problem(f"{what}, and {number - last - 1} before it are missing")
+    elif epoch < newest:
+        report.add_problem(f"{what}, of an older start than the one before it")
 
 
 if __name__ == "__main__":

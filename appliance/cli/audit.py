@@ -18,6 +18,7 @@ import typer
 
 from appliance.audit import verify as verifier
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
+from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
 from appliance.audit.signing_keys import (
     encode_keys,
@@ -26,6 +27,7 @@ from appliance.audit.signing_keys import (
     load_public_keys,
     load_signing_key,
 )
+from appliance.audit.store import SqlAuditStore
 from appliance.cli.audit_maintenance import COMMANDS as MAINTENANCE_COMMANDS
 from appliance.cli.common.audit_log import (
     PAGE,
@@ -131,7 +133,7 @@ def tail(
 
 @commands.command()
 def receipt(
-    index: Annotated[int, typer.Argument(min=0, help="Index of the entry.")],
+    entry: Annotated[str, typer.Argument(help="Index of the entry, or id of the request that it begins.")],
     leaf: Annotated[Path | None, typer.Option(help="Also write the entry to this file.")] = None,
     purpose: PurposeOption = "",
     unrecorded: UnrecordedOption = False,  # noqa: FBT002
@@ -141,11 +143,24 @@ def receipt(
 ) -> None:
     """Print the receipt of one entry (a .tlog-proof), which can be verified offline with the entry."""
     with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
+        index = _index_of(reader.store, entry)
         content, proof = export_receipt(reader.store, index)
         reader.record("receipt", index, index + 1)
     if leaf is not None:
         leaf.write_bytes(content)
     typer.echo(proof, nl=False)
+
+
+def _index_of(store: SqlAuditStore, entry: str) -> int:
+    """As the client's header names an entry: by index, or by request until it has one."""
+    if entry.isascii() and entry.isdecimal():
+        return int(entry)
+    for leaf in store.leaf_by_request(entry):
+        if leaf.type == EntryType.REQUEST_INTENT:
+            return leaf.index
+    if any(leaf.request_id == entry for leaf in store.accepted_leaves()):
+        raise ConfigurationError(f"the entry of request {entry} waits to be integrated: try again in seconds")
+    raise ConfigurationError(f"the log has no request {entry}")
 
 
 @commands.command()

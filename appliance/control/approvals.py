@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete, insert
 
 from appliance.audit.content.payload_keys import DAY_MS
 from appliance.audit.content.retention import ErasureLog
+from appliance.audit.entry import ACCEPTED, ENVELOPE
 from appliance.audit.entry_types import EntryType
 from appliance.audit.pending import NOT_PLACED
 from appliance.errors import (
@@ -34,7 +35,7 @@ MAX_PENDING = 100
 CLOCKS_DIFFER_MS = 300_000
 """Maximum by which the clock of a command may be ahead of a gateway's."""
 COMMAND = "cli:"
-_ENVELOPE = frozenset({"v", "log", "id", "type", "time", "operation", "actor"})
+_ENVELOPE = frozenset({*ENVELOPE, *ACCEPTED, "operation", "actor"})
 
 LogEntries = list[tuple[int, dict[str, Any]]]
 """Index and members, in the order of the log."""

@@ -162,9 +162,11 @@ class Relay:
         self._metrics.overhead_seconds.labels(call.route).observe(overhead, exemplar)
         exchange.head_sent = True
         headers = {"x-request-id": call.client_request_id or call.request_id}
-        # An entry that is not in the log has no index yet, so no receipt can name one.
+        # An entry that no gateway has integrated yet is named by its request, which the log knows it by.
         if receipt.kept is Kept.LOGGED:
-            headers["x-appliance-audit"] = f"{self._origin}/{receipt.index}"
+            index = receipt.known_index
+            name = call.request_id if index is None else index
+            headers["x-appliance-audit"] = f"{self._origin}/{name}"
         else:
             headers["x-appliance-audit-kept"] = str(receipt.kept)
         headers["x-appliance-overhead-ms"] = f"{overhead * 1000:.1f}"
