@@ -1,7 +1,7 @@
 """
 A gateway's writer in a separate process, to be killed or to lose its database.
 
-    python -m tests.writer_process DIRECTORY URL GATEWAY PREFIX
+    python -m tests.writer_process DIRECTORY URL GATEWAY PREFIX SETTINGS
 
 Requests begin and end for as long as standard input is open; then the log is closed in order.
 Standard output has one JSON line, written by one call, for each append that returned
@@ -52,9 +52,12 @@ def open_gateway(directory, store, gateway, clock=time.time, **settings):  # noq
 class WriterProcess:
     """One such process, seen from the test."""
 
-    def __init__(self, directory, url, gateway, prefix):
+    def __init__(self, directory, url, gateway, prefix, **settings):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.writer_process", directory, url, gateway, prefix],
+            [
+                *(sys.executable, "-m", "tests.writer_process", directory, url, gateway, prefix),
+                json.dumps(settings),
+            ],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -138,7 +141,7 @@ async def _client(log, prefix, stopping):
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _main(directory, url, gateway, prefix):
+async def _main(directory, url, gateway, prefix, settings):
     store = SqlAuditStore(url)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -148,7 +151,7 @@ async def _main(directory, url, gateway, prefix):
         loop.call_soon_threadsafe(stopping.set)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    async with open_gateway(directory, store, gateway) as log:
+    async with open_gateway(directory, store, gateway, **json.loads(settings)) as log:
         await asyncio.gather(*(_client(log, f"{prefix}-{number}", stopping) for number in range(CLIENTS)))
     store.close()
 
@@ -156,7 +159,7 @@ async def _main(directory, url, gateway, prefix):
 if __name__ == "__main__":
     with suppress(BrokenPipeError):
         try:
-            asyncio.run(_main(Path(sys.argv[1]), *sys.argv[2:5]))
+            asyncio.run(_main(Path(sys.argv[1]), *sys.argv[2:6]))
         except AuditForkError as error:
             sys.stderr.write(f"{error}\n")
             sys.exit(FORKED)

@@ -95,7 +95,8 @@ _MINE = text(
     "WHERE pending.gateway = :gateway AND pending.seq > writer.integrated_seq ORDER BY pending.seq"
 )
 _MY_HASHES = text(
-    "SELECT string_agg(pending.leaf_hash, CAST('' AS bytea) ORDER BY pending.seq) "
+    "SELECT string_agg(sha256(CAST('\\x00' AS bytea) || pending.leaf), CAST('' AS bytea) "
+    "ORDER BY pending.seq) "
     "FROM audit_pending AS pending JOIN audit_writers AS writer USING (gateway) "
     "WHERE pending.gateway = :gateway AND pending.seq > writer.integrated_seq"
 )
@@ -122,6 +123,7 @@ FENCE = (
     "WHERE name = :lease AND holder = :holder AND epoch = :lease_epoch) "
     "AND EXISTS (SELECT 1 FROM audit_writers WHERE gateway = :gateway AND epoch = :epoch)"
 )
+_HELD = text(f"SELECT 1 WHERE {FENCE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +244,10 @@ def accept(connection: Connection, writing: Writing, rows: Sequence[AcceptedRow]
         )
 
 
+def is_held(connection: Connection, fence: Fence) -> bool:
+    return connection.scalar(_HELD, fence.parameters()) is not None
+
+
 def is_waiting(connection: Connection) -> bool:
     return bool(connection.scalar(_WAIT))
 
@@ -302,7 +308,7 @@ def declare_dead(connection: Connection, gateways: Iterable[str], silent_since: 
 
 
 def read_own(connection: Connection, gateway: str) -> tuple[Writing | None, frozenset[bytes]]:
-    """Return under which start the gateway may write, and the hashes of its rows."""
+    """Return under which start the gateway may write, and the hashes of the leaves that wait."""
     row = connection.execute(select(audit_writers).where(audit_writers.c.gateway == gateway)).one_or_none()
     hashes = connection.scalar(_MY_HASHES, {"gateway": gateway}) or b""
     writing = None if row is None else Writing(gateway=row.gateway, instance=row.instance, epoch=row.epoch)

@@ -174,6 +174,8 @@ class SqlAuditStore(SqlStore):
         returns them.  Raises AuditForkError if the head moved or the fence does not hold: nothing was done.
         """
         with self._writing() as connection:
+            if not pending_rows.is_held(connection, fence):
+                raise AuditForkError("another gateway integrates the audit log")
             # First: what they are accepting is then complete, and integrated before its requests are ended.
             gone = pending_rows.declare_dead(connection, dead, silent_since) if dead else []
             head = _read_head(connection)

@@ -1,19 +1,23 @@
 """Several gateways write one log on PostgreSQL: one history, every request ended once, no fork signed."""
 
 import asyncio
+import json
+import time
 
 import pytest
 from sqlalchemy import create_engine
 
 from appliance.audit import verify
-from appliance.audit.checkpoint import verify_checkpoint
+from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verify_checkpoint
 from appliance.audit.entry import decode
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
-from appliance.audit.merkle import CompactRange
+from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.pending_rows import INTEGRATION
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
+from appliance.infra.lease import SqlLease
 from tests.audit_log import ORIGIN, intent, outcome
 from tests.fakes import until
 from tests.writer_process import WriterProcess, assert_kept, open_gateway
@@ -232,3 +236,137 @@ def test_processes_that_write_at_the_same_time_leave_one_valid_log(
     assert [leaf.index for leaf in leaves] == list(range(len(leaves)))
     assert_kept([entry for one in gateways for entry in one.acknowledged], leaves)
     assert verdict() == verify.ExitCode.VALID
+
+
+@pytest.fixture
+async def nobody_integrates(postgres_url):
+    """Another process holds the lease and does nothing; yields it."""
+    lease = SqlLease(
+        postgres_url,
+        name=INTEGRATION,
+        holder="absent/1",
+        seconds=3600,
+        clock=time.time,  # noqa: TID251 - a root of its own
+    )
+    assert await lease.hold()
+    yield lease
+    lease.close()
+
+
+async def test_entries_are_durable_before_another_gateway_integrates_them(
+    gateway, nobody_integrates, postgres_url, open_store, entries, verdict
+):
+    """Requests do not wait for it; entries that need an index do, and a killed gateway has lost nothing."""
+    store = open_store(postgres_url)
+    async with gateway("one") as one:
+        begun = await durable(one, INTENT, **intent("a"))
+        ended = await durable(one, OUTCOME, **outcome("a"))
+        assert (begun.known_index, ended.known_index, entries()) == (None, None, [])
+        reading = asyncio.create_task(one.append(READ, **READING))
+        await until(lambda: len(store.accepted_leaves()) == 4)
+        assert not reading.done()
+        await nobody_integrates.release()
+        receipt = await reading
+        assert (begun.known_index, ended.known_index, receipt.index) == (1, 2, 3)
+        await until(lambda: one.state().checkpoint_size == 4)
+    assert [type_ for type_, _ in entries()] == ["audit.started", INTENT, OUTCOME, READ]
+    assert [fields["sequence"] for _, fields in entries()] == [1, 2, 3, 4]
+    assert store.accepted_leaves() == []
+    assert verdict() == verify.ExitCode.VALID
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "DELETE FROM audit_pending WHERE seq = 2",
+        "DELETE FROM audit_pending",
+        "UPDATE audit_pending SET leaf = leaf || '.' WHERE seq = 2",
+        "UPDATE audit_pending SET leaf = '.', leaf_hash = sha256('\\x002e') WHERE seq = 2",
+    ],
+)
+async def test_a_gateway_stops_if_an_entry_it_accepted_is_removed_or_changed(
+    gateway, nobody_integrates, execute, postgres_url, attack
+):
+    """By the owner of the database, before it was integrated."""
+    execute(postgres_url, "DROP TRIGGER audit_pending_no_update ON audit_pending")
+    with pytest.raises(AuditForkError, match="neither in the log nor waiting"):  # noqa: PT012 - on leaving
+        async with gateway("one") as one:
+            await durable(one, INTENT, **intent("a"))
+            execute(postgres_url, attack)
+            await asyncio.wait_for(one.wait_failed(), 30)
+
+
+async def test_a_gateway_stops_if_its_entries_are_not_integrated_in_time(
+    gateway, nobody_integrates, monkeypatch
+):
+    """Twice the lease and the time of a takeover; until then it serves."""
+    monkeypatch.setattr("appliance.audit.shared_writer.TAKEOVER_SECONDS", 0.5)
+    with pytest.raises(AuditForkError, match="did not come into the audit log"):  # noqa: PT012 - on leaving
+        async with gateway("one", gateway_dead_seconds=1.0) as one:
+            await durable(one, READ, **READING)
+            await asyncio.wait_for(one.wait_failed(), 30)
+
+
+async def test_a_gateway_stops_if_another_entry_was_integrated_in_place_of_its_own(
+    gateway, nobody_integrates, execute, postgres_url
+):
+    """Moved into the log by the owner, with head and hashes made to fit: the gateway knows its own."""
+    with pytest.raises(AuditForkError, match="neither in the log nor waiting"):  # noqa: PT012 - on leaving
+        async with gateway("one") as one:
+            leaf = json.dumps({"log": ORIGIN, "type": "audit.read"}).encode()
+            tree = CompactRange()
+            tree.append(hash_leaf(leaf))
+            execute(
+                postgres_url,
+                "INSERT INTO audit_leaves (idx, leaf, leaf_hash, type) "
+                f"VALUES (0, '\\x{leaf.hex()}', '\\x{hash_leaf(leaf).hex()}', 'audit.read');"
+                f"UPDATE audit_head SET size = 1, root = '\\x{tree.root().hex()}', "
+                f"frontier = '\\x{tree.root().hex()}'; DELETE FROM audit_pending;"
+                "UPDATE audit_writers SET integrated_seq = 1",
+            )
+            await asyncio.wait_for(one.wait_failed(), 30)
+
+
+async def test_a_gateway_whose_lease_is_taken_accepts_and_takes_it_back(
+    gateway, postgres_url, execute, open_store, entries, verdict
+):
+    """The one that integrates is fenced off in the middle: no entry is refused, lost or written twice."""
+    store = open_store(postgres_url)
+    async with gateway("one", gateway_dead_seconds=3.0) as one:
+        first = await durable(one, INTENT, **intent("a"))
+        assert first.known_index == 1
+        execute(
+            postgres_url,
+            "UPDATE control_lease SET holder = 'absent/1', epoch = epoch + 1, expires_at = 'infinity' "
+            f"WHERE name = '{INTEGRATION}'",
+        )
+        second = await durable(one, OUTCOME, **outcome("a"))
+        third = await durable(one, INTENT, **intent("b"))
+        assert (second.known_index, third.known_index, store.head().size) == (None, None, 2)
+        execute(postgres_url, f"UPDATE control_lease SET holder = '' WHERE name = '{INTEGRATION}'")
+        await until(lambda: third.known_index is not None)
+        await durable(one, OUTCOME, **outcome("b"))
+    assert [type_ for type_, _ in entries()] == ["audit.started", INTENT, OUTCOME, INTENT, OUTCOME]
+    assert verdict() == verify.ExitCode.VALID
+
+
+async def test_a_checkpoint_that_contradicts_the_log_stops_every_gateway_that_reads_it(
+    gateway, execute, postgres_url, directory, signer
+):
+    """Gateways that do not sign compare what others signed with the tree they know, and seal it."""
+    async with gateway("one", checkpoint_seconds=3600, checkpoint_entries=3):
+        with pytest.raises(AuditForkError, match="is not of the log that this gateway knows"):  # noqa: PT012
+            async with gateway("two") as two:
+                await two.append(READ, **READING)
+                await until(lambda: two.state().checkpoint_size == 3)
+                sealed = (directory / "two.head").read_text()
+                assert verify_checkpoint(sealed, signer.verifier_key).size == 3
+                await two.append(READ, **READING)
+                forged = Checkpoint(origin=ORIGIN, size=4, root=bytes(32))
+                note = sign_note(encode_body(forged), [signer])
+                execute(
+                    postgres_url,
+                    "DELETE FROM audit_checkpoints; INSERT INTO audit_checkpoints (size, note, time) "
+                    f"VALUES (4, '{note}', '2026-11-20T12:00:00.000Z')",
+                )
+                await asyncio.wait_for(two.wait_failed(), 30)

@@ -298,6 +298,23 @@ def test_the_gravest_finding_decides(write, check, leaves, make):
     assert check(write([*log, b"{}"], "c"), held)[0] == ExitCode.INVALID
 
 
+def _accepted(make, *numbers, epochs=None):
+    """Entries of the gateway gw with these numbers."""
+    return [
+        make(EntryType.AUDIT_READ, writer="gw", epoch=epoch, sequence=number)
+        for number, epoch in zip(numbers, epochs or [1] * len(numbers), strict=True)
+    ]
+
+
+def test_sequences_of_gateways_without_holes_are_valid(write, check, make, leaves):
+    """Mixed with entries without a number, over a restart."""
+    accepted = _accepted(make, 1, 2, 3, 4, epochs=[1, 1, 3, 3])
+    other = make(EntryType.AUDIT_READ, writer="other", epoch=9, sequence=1)
+    code, report = check(write([*accepted[:2], *leaves, other, *accepted[2:]]))
+    assert (code, report.problems) == (ExitCode.VALID, [])
+    assert report.sequences == {"gw": (3, 4), "other": (9, 1)}
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -340,6 +357,11 @@ def test_the_gravest_finding_decides(write, check, leaves, make):
             ],
             "begins request a a second time",
         ),
+        (lambda make: _accepted(make, 1, 3), "and 1 before it are missing"),
+        (lambda make: _accepted(make, 2), "and 1 before it are missing"),
+        (lambda make: _accepted(make, 1, 2, 2), "is number 2 of those that gateway gw accepted, after"),
+        (lambda make: _accepted(make, 1, 2, 3, epochs=[1, 2, 1]), "of an older start"),
+        (lambda make: [make(EntryType.AUDIT_READ).replace(b'"time"', b'"sequence":1,"time"')], "no proper"),
     ],
 )
 def test_a_signed_log_that_contradicts_itself_is_invalid(write, check, make, build, words):
