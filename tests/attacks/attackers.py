@@ -169,6 +169,38 @@ def swap_two_wrapped_keys(past: Past) -> None:
         )
 
 
+_LAST = "SELECT max(seq) FROM audit_pending"
+
+
+def delete_an_accepted_entry(past: Past) -> None:
+    past.scene.run(f"DELETE FROM audit_pending WHERE seq = ({_LAST}) - 1")
+
+
+def edit_an_accepted_entry(past: Past) -> None:
+    (row,) = past.scene.rows(f"SELECT seq, leaf FROM audit_pending WHERE seq = ({_LAST}) - 1")
+    leaf = row["leaf"].replace(b"cli:root", b"cli:evil")
+    past.scene.run(
+        "UPDATE audit_pending SET leaf = :leaf, leaf_hash = :hash WHERE seq = :seq",
+        leaf=leaf,
+        hash=hash_leaf(leaf),
+        seq=row["seq"],
+    )
+
+
+def delete_an_accepted_entry_and_renumber(past: Past) -> None:
+    (row,) = past.scene.rows(f"SELECT seq, previous_hash FROM audit_pending WHERE seq = ({_LAST}) - 1")
+    past.scene.run(
+        "DELETE FROM audit_pending WHERE seq = :seq",
+        "UPDATE audit_pending SET seq = :seq, previous_hash = :hash WHERE seq = :seq + 1",
+        seq=row["seq"],
+        hash=row["previous_hash"],
+    )
+
+
+def delete_the_newest_accepted_entries(past: Past) -> None:
+    past.scene.run(f"DELETE FROM audit_pending WHERE seq >= ({_LAST}) - 1")
+
+
 INTRUDER = "aaaabbbb"
 
 

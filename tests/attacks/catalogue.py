@@ -61,6 +61,8 @@ class Attack:
     """Report of each observer; those not listed detect nothing."""
     remark: str = ""
     """The reason, if it is not obvious."""
+    is_accepted: bool = False
+    """Whether it concerns entries that a gateway has accepted and none has integrated; on PostgreSQL."""
 
 
 DATABASE_ONLY = (Loot.DATABASE,)
@@ -433,5 +435,44 @@ ATTACKS = (
         what="One of the checkpoints is deleted from what the SIEM stored.",
         loot=STREAM_ONLY,
         remark="Nothing is lost: the next checkpoint covers the same entries.",
+    ),
+    Attack(
+        name="delete_an_accepted_entry",
+        title="Delete an accepted entry",
+        what="Where gateways share a log, one of the entries that wait to be integrated is removed.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.RUNNING: FORK, Observer.START: ROLLBACK},
+        remark="A running gateway knows what it accepted. At a start, the rows after it do not follow.",
+        is_accepted=True,
+    ),
+    Attack(
+        name="edit_an_accepted_entry",
+        title="Edit an accepted entry",
+        what="An entry that waits to be integrated is changed, and its hash made to fit.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.DATABASE: REFUSED, Observer.RUNNING: FORK, Observer.START: ROLLBACK},
+        remark="The row after it has the hash of the entry as it was.",
+        is_accepted=True,
+    ),
+    Attack(
+        name="delete_an_accepted_entry_and_renumber",
+        title="Delete an accepted entry and renumber the rest",
+        what="An entry that waits to be integrated is removed; the rows after it are made to follow.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.DATABASE: REFUSED, Observer.RUNNING: FORK, **ALTERED},
+        remark="While its gateway is dead, another integrates the rest. The number is also in the entry "
+        "itself, so the verifier finds the hole.",
+        is_accepted=True,
+    ),
+    Attack(
+        name="delete_the_newest_accepted_entries",
+        title="Delete the newest accepted entries",
+        what="The last entries that wait to be integrated are removed.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.RUNNING: FORK},
+        remark="**While the gateway that accepted them is dead, no one detects it**, as with entries that "
+        "no checkpoint covers: entries wait for a fraction of a second, after the integrating gateway was "
+        "killed for some seconds.",
+        is_accepted=True,
     ),
 )

@@ -59,6 +59,31 @@ def running_gateway(past: Past, attack) -> dict[Observer, str | None]:
     return said
 
 
+def accepting_gateway(past: Past, attack) -> dict[Observer, str | None]:
+    """Report of a gateway whose entries no other integrates during the attack."""
+
+    async def run() -> None:
+        async with open_log(past.scene.settings, store) as log:
+            for _ in range(3):
+                reading = log.sink.submit(EntryType.AUDIT_READ, actor="cli:root", operation="tail")
+                await log.sink.confirm(reading)
+            await asyncio.to_thread(attack, past)
+            try:
+                async with asyncio.timeout(30):
+                    await log.log.wait_failed()
+            except AuditError as error:
+                said[Observer.RUNNING] = type(error).__name__
+
+    said: dict[Observer, str | None] = {Observer.RUNNING: None}
+    with (
+        contextlib.closing(SqlAuditStore(past.scene.installation.database_url)) as store,
+        past.scene.absent_integrator(),
+        contextlib.suppress(AuditError),  # it only says again, on closing, why it failed
+    ):
+        asyncio.run(run())
+    return said
+
+
 def starting_gateway(scene: Scene) -> str | None:
     """The report of a gateway that is started after the attack."""
     try:

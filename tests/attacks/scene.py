@@ -27,7 +27,10 @@ from appliance.audit.content.sealing import Part, place, seal, unwrap
 from appliance.audit.entry import format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
+from appliance.audit.integration import AcceptedRow, accept_after
 from appliance.audit.merkle import TILE_WIDTH
+from appliance.audit.pending import EntryMaker
+from appliance.audit.pending_rows import INTEGRATION, Writing
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.timestamps.store import Timestamp, Timestamps
 from appliance.audit.timestamps.timestamping import latest_text
@@ -36,6 +39,7 @@ from appliance.audit.witness.witness import CONFLICT, OK, AddCheckpoint, Witness
 from appliance.control.tenants.enrolment import seal_upgraded
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.infra.data_directory import locate
+from appliance.infra.lease import SqlLease
 from appliance.infra.schema import upgrade_database
 from appliance.infra.settings import Settings
 from appliance.tenancy import ApiKey, Tenant
@@ -140,6 +144,39 @@ class Scene:
             finally:
                 with stream.open("ab") as file:
                     file.write(collector.stream)
+
+    def accept(self, count: int) -> None:
+        """Accept entries as a gateway that is killed before another integrates them."""
+
+        async def rows_() -> list[AcceptedRow]:
+            maker = EntryMaker(
+                origin=ORIGIN,
+                clock=time.time,  # noqa: TID251 - a root of its own
+                random_bytes=secrets.token_bytes,
+            )
+            reading = {"actor": "cli:root", "operation": "tail"}
+            taken = [maker.make(EntryType.AUDIT_READ, reading) for _ in range(count)]
+            return accept_after(found.end, taken, "gateway", found.writing.epoch)
+
+        with closing(SqlAuditStore(self.installation.database_url)) as store:
+            writing = Writing(gateway="gateway", instance="killed")
+            found = store.register(writing, time.time())  # noqa: TID251 - a root of its own
+            store.accept(found.writing, asyncio.run(rows_()))
+
+    @contextmanager
+    def absent_integrator(self) -> Iterator[None]:
+        """Hold the right to integrate, and do nothing."""
+        lease = SqlLease(
+            self.installation.database_url,
+            name=INTEGRATION,
+            holder="absent/1",
+            seconds=3600,
+            clock=time.time,  # noqa: TID251 - a root of its own
+        )
+        with closing(lease):
+            assert asyncio.run(lease.hold())
+            yield
+            asyncio.run(lease.release())
 
     @contextmanager
     def tenant_store(self) -> Iterator[SqlTenantStore]:

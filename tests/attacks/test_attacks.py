@@ -7,7 +7,13 @@ from sqlalchemy.exc import DatabaseError
 
 from tests.attacks import attackers
 from tests.attacks.catalogue import ATTACKS, REFUSED, Observer
-from tests.attacks.observers import auditor, outside_observers, running_gateway, starting_gateway
+from tests.attacks.observers import (
+    accepting_gateway,
+    auditor,
+    outside_observers,
+    running_gateway,
+    starting_gateway,
+)
 from tests.attacks.scene import Past
 from tests.postgres import private_postgres
 
@@ -63,7 +69,36 @@ def _attempt(attack, past):
     return None
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def _of(*, accepted):
+    chosen = [attack for attack in ATTACKS if attack.is_accepted == accepted]
+    return pytest.mark.parametrize("attack", chosen, ids=lambda attack: attack.name)
+
+
+@_of(accepted=True)
+@pytest.mark.parametrize("original", ["postgresql"], indirect=True)
+def test_an_attack_on_accepted_entries_is_detected_by_exactly_the_observers_in_the_catalogue(attack, past):
+    """The auditor looks after the gateway has started again: before, the entries are not in the log."""
+    carry_out = getattr(attackers, attack.name)
+    before = past("before")
+    before.scene.accept(4)
+    found = {Observer.DATABASE: _attempt(carry_out, before)}
+    found[Observer.START] = starting_gateway(before.scene)
+    found |= outside_observers(before)
+    found |= accepting_gateway(past("during"), lambda past: _attempt(carry_out, past))
+    assert {observer: said for observer, said in found.items() if said is not None} == dict(attack.noticed)
+
+
+@pytest.mark.parametrize("original", ["postgresql"], indirect=True)
+def test_unattacked_accepted_entries_of_a_killed_gateway_come_into_the_log(past):
+    quiet = past("quiet")
+    size = len(quiet.scene.rows("SELECT idx FROM audit_leaves"))
+    quiet.scene.accept(4)
+    assert starting_gateway(quiet.scene) is None
+    assert set(outside_observers(quiet).values()) == {None}
+    assert len(quiet.scene.rows("SELECT idx FROM audit_leaves")) == size + 5
+
+
+@_of(accepted=False)
 def test_an_attack_is_detected_by_exactly_the_observers_in_the_catalogue(attack, past):
     """No other observer, and with exactly this report."""
     carry_out = getattr(attackers, attack.name)

@@ -278,7 +278,7 @@ def test_accepted_entries_are_not_changed_by_honest_tools(sharing, execute, post
     one = sharing("one")
     one.accept((READ, None))
     for statement in ("UPDATE audit_pending SET leaf = ''", "TRUNCATE audit_pending"):
-        with pytest.raises(Exception, match="accepted audit entries do not change"):
+        with pytest.raises(Exception, match="accepted audit entries are write-once"):
             execute(postgres_url, statement)
 
 

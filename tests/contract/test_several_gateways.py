@@ -354,19 +354,21 @@ async def test_a_checkpoint_that_contradicts_the_log_stops_every_gateway_that_re
     gateway, execute, postgres_url, directory, signer
 ):
     """Gateways that do not sign compare what others signed with the tree they know, and seal it."""
-    async with gateway("one", checkpoint_seconds=3600, checkpoint_entries=3):
-        with pytest.raises(AuditForkError, match="is not of the log that this gateway knows"):  # noqa: PT012
-            async with gateway("two") as two:
-                await two.append(READ, **READING)
-                await until(lambda: two.state().checkpoint_size == 3)
-                sealed = (directory / "two.head").read_text()
-                assert verify_checkpoint(sealed, signer.verifier_key).size == 3
-                await two.append(READ, **READING)
-                forged = Checkpoint(origin=ORIGIN, size=4, root=bytes(32))
-                note = sign_note(encode_body(forged), [signer])
-                execute(
-                    postgres_url,
-                    "DELETE FROM audit_checkpoints; INSERT INTO audit_checkpoints (size, note, time) "
-                    f"VALUES (4, '{note}', '2026-11-20T12:00:00.000Z')",
-                )
-                await asyncio.wait_for(two.wait_failed(), 30)
+    contradicts = pytest.raises(AuditForkError, match="is not of the log that this gateway knows")
+    with contradicts:
+        async with gateway("one", checkpoint_seconds=3600, checkpoint_entries=3):
+            with contradicts:
+                async with gateway("two") as two:
+                    await two.append(READ, **READING)
+                    await until(lambda: two.state().checkpoint_size == 3)
+                    sealed = (directory / "two.head").read_text()
+                    assert verify_checkpoint(sealed, signer.verifier_key).size == 3
+                    await two.append(READ, **READING)
+                    forged = Checkpoint(origin=ORIGIN, size=4, root=bytes(32))
+                    note = sign_note(encode_body(forged), [signer])
+                    execute(
+                        postgres_url,
+                        "DELETE FROM audit_checkpoints; INSERT INTO audit_checkpoints (size, note, time) "
+                        f"VALUES (4, '{note}', '2026-11-20T12:00:00.000Z')",
+                    )
+                    await asyncio.wait_for(two.wait_failed(), 30)

@@ -31,7 +31,7 @@ def upgrade() -> None:
         return
     op.execute(
         "CREATE FUNCTION audit_pending_refuse() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION 'accepted audit entries do not change'; END $$"
+        "$$ BEGIN RAISE EXCEPTION 'accepted audit entries are write-once'; END $$"
     )
     for operation in ("update", "truncate"):
         op.execute(
