@@ -70,6 +70,10 @@ def copy_log(
         try:
             others = (*_OTHER_TABLES, *also)
             _require_empty(target, writer, others)
+            if source.accepted_leaves():
+                raise AuditUnavailableError(
+                    "entries in the source wait to be integrated: start a gateway on it and stop it before"
+                )
             head = source.head()
             signed = _signed_roots(reader, head)
             _copy_leaves(source, target, head, signed, progress)

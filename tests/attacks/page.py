@@ -49,11 +49,11 @@ SAID = {
 INTRODUCTION = """\
 *For auditors. What an attacker with the database, the machine or the signing key can do to the log, who
 detects it, and what no one can detect. Every line of the table is a test that carries the attack out on a
-real log, on SQLite and on PostgreSQL, and asks the real gateway, the real verifier and the real witness:
-`python -m pytest tests/attacks`. How to verify a log is in [Verify the audit
-log](../how-to/verify-the-audit-log.md); every store and key, and what a thief of it could do, is in [Whom the
-audit log does not trust](audit-trust-model.md); what a crash or a failing disk does is in [Crashes and the
-audit log](audit-crashes.md).*
+real log, on SQLite and on PostgreSQL (accepted entries: PostgreSQL only), and asks the real gateway, the
+real verifier and the real witness: `python -m pytest tests/attacks`. How to verify a log is in [Verify the
+audit log](../how-to/verify-the-audit-log.md); every store and key, and what a thief of it could do, is in
+[Whom the audit log does not trust](audit-trust-model.md); what a crash or a failing disk does is in [Crashes
+and the audit log](audit-crashes.md).*
 
 ## Who holds what
 
