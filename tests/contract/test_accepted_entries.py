@@ -1,19 +1,23 @@
 """Entries on their way into a log that gateways share: refused at once, or never lost, doubled or changed."""
 
+import secrets
 import threading
 
 import pytest
 from sqlalchemy import create_engine
 
 from appliance.audit import pending_rows
+from appliance.audit.durability.drain import RecordedSince
 from appliance.audit.entry import decode
 from appliance.audit.entry_types import EntryType
-from appliance.audit.integration import AcceptedRow
+from appliance.audit.integration import AcceptedRow, accept_after
 from appliance.audit.merkle import CompactRange, hash_leaf
+from appliance.audit.pending import EntryMaker
 from appliance.audit.pending_rows import INTEGRATION, Fence, Writing
 from appliance.audit.store import Head, Leaf
 from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
 from appliance.infra.lease import SqlLease
+from tests.audit_log import ORIGIN
 from tests.fakes import until
 
 INTENT, OUTCOME, ABORTED, READ = (
@@ -280,6 +284,19 @@ def test_accepted_entries_are_not_changed_by_honest_tools(sharing, execute, post
     for statement in ("UPDATE audit_pending SET leaf = ''", "TRUNCATE audit_pending"):
         with pytest.raises(Exception, match="accepted audit entries are write-once"):
             execute(postgres_url, statement)
+
+
+async def test_a_spooled_entry_is_recognised_after_it_was_accepted(sharing):
+    """It has its place in the sequence then; whether it waits or is in the tree, it is not recorded again."""
+    one, two = sharing("one"), sharing("two")
+    fence = await two.lead()
+    maker = EntryMaker(origin=ORIGIN, clock=lambda: NOW, random_bytes=secrets.token_bytes)
+    spooled = maker.make(READ, {"actor": "cli:root", "operation": "tail"})
+    one.store.accept(one.writing, accept_after(one.end, [spooled], "one", one.writing.epoch))
+    for size in (0, 1):
+        assert one.store.head().size == size
+        assert RecordedSince.since(one.store, 0).leaf_hashes == {hash_leaf(spooled.leaf)}
+        two.integrate(fence)
 
 
 def test_the_leaf_names_gateway_and_sequence():

@@ -140,3 +140,35 @@ async def test_two_gateways_serve_into_one_log_and_survive_each_other(postgres, 
     begun = {decode(leaf.leaf).fields["gateway"] for leaf in leaves if leaf.type == EntryType.REQUEST_INTENT}
     assert begun == {(tmp_path / name / "gateway.id").read_text().strip() for name in ("first", "second")}
     await command(first, url, "audit", "verify")
+
+
+async def test_the_header_of_every_gateway_leads_to_a_receipt(postgres, tmp_path):
+    """By index from the gateway that integrates, by request from the other; before it was integrated, too."""
+    url, _ = await serving_role(postgres, "receipts")
+    worker = FakeWorker()
+    async with (
+        worker.serving(),
+        aiohttp.ClientSession() as session,
+        two_gateways(tmp_path, url, worker.url) as gateways,
+    ):
+        named = []
+        for gateway in gateways:
+            async with session.post(
+                f"{gateway.url}/v1/chat/completions",
+                json=BODY,
+                headers={"Authorization": f"Bearer {gateways[0].key}"},
+            ) as answer:
+                await answer.read()
+                named.append(answer.headers["x-appliance-audit"].rpartition("/")[2])
+        store = SqlAuditStore(url)
+        await until(lambda: not store.is_waiting() and not store.open_intents())
+        size = store.head().size
+        await until(lambda: store.latest_checkpoint().size >= size)
+        for name in named:
+            proof = await command(gateways[0], url, "audit", "receipt", name, "--unrecorded")
+            index = int(re.search(r"^index (\d+)$", proof, re.MULTILINE)[1])
+            (leaf,) = store.leaves(index, index + 1)
+            assert leaf.type == EntryType.REQUEST_INTENT
+            assert name in {str(index), leaf.request_id}
+        store.close()
+    assert not named[1].isdecimal()

@@ -355,7 +355,7 @@ async def test_a_checkpoint_that_contradicts_the_log_stops_every_gateway_that_re
 ):
     """Gateways that do not sign compare what others signed with the tree they know, and seal it."""
     contradicts = "is not of the log that this gateway knows"
-    with pytest.raises(AuditForkError, match=contradicts):
+    with pytest.raises(AuditForkError, match=contradicts):  # noqa: PT012 - on leaving the block
         async with gateway("one", checkpoint_seconds=3600, checkpoint_entries=3):
             with pytest.raises(AuditForkError, match=contradicts):  # noqa: PT012 - on leaving
                 async with gateway("two") as two:
