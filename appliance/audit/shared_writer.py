@@ -163,7 +163,11 @@ class SharedWriter(Writer):
         self.failure, self._taken = None, []
         self.last_commit_seconds = perf_counter() - started
         settle()
-        self._begun = set(left_open(self._begun, ((pending.type, pending.request_id) for pending in taken)))
+        for pending in taken:
+            if pending.type is EntryType.REQUEST_INTENT and pending.request_id is not None:
+                self._begun.add(pending.request_id)
+            elif pending.type.closes_request:
+                self._begun.discard(pending.request_id or "")
         self._on_commit(len(taken), self.last_commit_seconds)
 
     async def _append_directly(self, taken: Sequence[Pending]) -> Callable[[], None] | None:
@@ -398,7 +402,7 @@ class SharedWriter(Writer):
                 await self._integrate()
             else:
                 await self._try_observe()
-            if not self._followed.waiting:
+            if not self._followed.waiting or self._reachable_since is None:
                 break
             await self._pause(INTEGRATE_SECONDS)
         if self._leads:

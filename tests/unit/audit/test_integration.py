@@ -76,7 +76,7 @@ def test_whole_sequences_are_integrated_in_order(counts, after, chance):
 @given(
     st.integers(1, 8),
     st.data(),
-    st.sampled_from(["missing", "changed", "unsound", "swapped", "repeated", "older"]),
+    st.sampled_from(["missing", "changed", "unsound", "swapped", "repeated", "older", "renumbered"]),
 )
 def test_only_rows_before_a_break_are_integrated(count, data, damage):
     """A hole, a changed row, one out of place, one twice: nothing from there on, and other gateways go on."""
@@ -96,6 +96,8 @@ def test_only_rows_before_a_break_are_integrated(count, data, damage):
     elif damage == "swapped":
         damaged[at:] = reversed(damaged[at:])
         at = at if len(damaged) - at > 1 else count
+    elif damage == "renumbered":
+        damaged[at:] = [replace(row, seq=row.seq + 1) for row in damaged[at:]]
     elif damage == "repeated":
         damaged.insert(at, damaged[at])
         at += 1
