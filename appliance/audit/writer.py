@@ -6,7 +6,8 @@ else is written.  Entries of other gateways are read, checked and followed: befo
 faster, before every checkpoint, and with every heartbeat.  So only heads that were read back and recomputed
 are signed, and two gateways never sign two histories.
 
-A gateway writes a heartbeat every few seconds; the others end the requests of one that is silent.
+Gateways that share a log on PostgreSQL have `appliance.audit.shared_writer`, which goes by this one's queue.
+Here others are commands, and gateways that wrote the log under another name before.
 
 Fails closed.  While the store fails, every waiting entry is refused, and the next entry tries again.  If the
 stored log is not the known log with entries appended, the writer stops for good.
