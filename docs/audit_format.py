@@ -15,6 +15,7 @@ from appliance.audit.verify import MEANINGS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 IDENTIFIER = f"urn:sovereign-appliance:audit-format:{FORMAT_VERSION}"
+ENVELOPE_NAME = "envelope"
 
 # For ECMA 262, the dialect of JSON Schema: no \d, which matches any Unicode digit in some readers.
 _ID = "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"
@@ -30,7 +31,10 @@ def json_schema() -> dict[str, Any]:
         "title": "One entry of the audit log",
         "description": "A leaf, once parsed.  Its bytes must also be canonical JSON (RFC 8785).",
         "oneOf": [{"$ref": f"#/$defs/{entry_type}"} for entry_type in EntryType],
-        "$defs": {str(entry_type): _entry(entry_type, REGISTRY[entry_type]) for entry_type in EntryType},
+        "$defs": {
+            ENVELOPE_NAME: _envelope(),
+            **{str(entry_type): _entry(entry_type, REGISTRY[entry_type]) for entry_type in EntryType},
+        },
     }
 
 
@@ -39,22 +43,31 @@ def json_schema_page() -> str:
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _entry(entry_type: EntryType, schema: Schema) -> dict[str, Any]:
+def _envelope() -> dict[str, Any]:
+    """What entries of all types have."""
     envelope: dict[str, Any] = {
         "v": {"const": FORMAT_VERSION},
         "log": {"type": "string", "minLength": 1},
         "id": {"type": "string", "pattern": _ID},
-        "type": {"const": str(entry_type)},
+        "type": {"type": "string"},
         "time": {"type": "string", "pattern": _TIME},
     }
-    fields = schema.fields.values()
     return {
         "type": "object",
-        "description": " ".join(schema.reason.split()),
-        "properties": envelope | {field.name: _field(field) for field in (*fields, *ACCEPTED.values())},
+        "properties": envelope | {field.name: _field(field) for field in ACCEPTED.values()},
         "dependentRequired": {name: [each for each in ACCEPTED if each != name] for name in ACCEPTED},
-        "required": [*envelope, *(field.name for field in fields if field.required)],
-        "additionalProperties": False,
+        "required": list(ENVELOPE),
+    }
+
+
+def _entry(entry_type: EntryType, schema: Schema) -> dict[str, Any]:
+    fields = schema.fields.values()
+    return {
+        "$ref": f"#/$defs/{ENVELOPE_NAME}",
+        "description": " ".join(schema.reason.split()),
+        "properties": {"type": {"const": str(entry_type)}} | {field.name: _field(field) for field in fields},
+        "required": [field.name for field in fields if field.required],
+        "unevaluatedProperties": False,
     }
 
 
