@@ -35,7 +35,18 @@ FORKED = 3
 PAUSE_SECONDS = 0.02
 
 
-def open_gateway(directory, store, gateway, clock=time.time, **settings):  # noqa: TID251 - a root of its own
+def _ignore(_gateway, _why):
+    """Observe nothing."""
+
+
+def open_gateway(
+    directory,
+    store,
+    gateway,
+    clock=time.time,  # noqa: TID251 - a root of its own
+    on_break=_ignore,
+    **settings,
+):
     """Open the log as the gateway of that name does; each has its own sealed head."""
     given = {"checkpoint_seconds": 0.05, **settings}
     return AuditLog.open(
@@ -46,6 +57,7 @@ def open_gateway(directory, store, gateway, clock=time.time, **settings):  # noq
         clock=clock,
         version="0.1.0",
         gateway=gateway,
+        on_break=on_break,
     )
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from appliance.audit.entry import JSON, encode
 from appliance.audit.entry_types import EntryType
@@ -44,7 +45,7 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Rows of one gateway that follow its position without a gap."""
+    """Rows of one gateway without a gap between them, to come into the tree."""
 
     gateway: str
     rows: tuple[PendingRow, ...]
@@ -61,8 +62,10 @@ class Prefix:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     prefixes: tuple[Prefix, ...]
+    ends: Mapping[str, Position]
+    """How far the sequences of gateways come with it, by gateway."""
     broken: Mapping[str, str]
-    """Why a gateway's further rows cannot follow, by gateway."""
+    """The first reason why a gateway's rows do not follow one another, by gateway."""
 
     def extend(self, tree: CompactRange) -> None:
         for prefix in self.prefixes:
@@ -70,41 +73,61 @@ class Plan:
                 tree.append(row.leaf_hash)
 
 
-def plan_integration(positions: Mapping[str, Position], rows: Iterable[PendingRow]) -> Plan:
+def plan_integration(
+    positions: Mapping[str, Position], rows: Iterable[PendingRow], final: Collection[str] = ()
+) -> Plan:
     """
     Take of each gateway the rows that continue its sequence, in order, up to the first that does not.
 
-    Rows of a gateway come in order of sequence; those of a gateway without a position are left.
+    Of the `final` gateways, which accept nothing more, what follows is taken as well, without rows that were
+    changed: the numbers in the entries show what is missing.  Rows of a gateway come in order of sequence;
+    those of a gateway without a position are left.
     """
-    ends = dict(positions)
-    epochs: dict[str, int] = {}
-    taken: dict[str, list[PendingRow]] = {}
+    rows = list(rows)
+    # Where the next row of a gateway has to continue: behind a break it may be later, after any row.
+    ends, epochs = dict(positions), dict.fromkeys(positions, 0)
+    settled: dict[str, Position] = {}
+    runs: dict[str, list[list[PendingRow]]] = {}
     broken: dict[str, str] = {}
-    for row in rows:
-        end = ends.get(row.gateway)
-        if end is None or row.gateway in broken:
+    for row, after in zip_longest(rows, rows[1:]):
+        gateway = row.gateway
+        if gateway not in ends or (gateway in broken and gateway not in final):
             continue
-        why = _break(end, epochs.get(row.gateway, 0), row)
+        end = ends[gateway]
+        why = _break(end, epochs[gateway], row, after)
         if why is not None:
-            broken[row.gateway] = why
+            broken.setdefault(gateway, why)
+        if gateway in final:
+            settled[gateway] = Position(seq=row.seq, leaf_hash=row.leaf_hash)
+        if why is not None and not (gateway in final and why == _missing(end)):
             continue
-        taken.setdefault(row.gateway, []).append(row)
-        ends[row.gateway] = Position(seq=row.seq, leaf_hash=row.leaf_hash)
-        epochs[row.gateway] = row.epoch
-    prefixes = (Prefix(gateway=gateway, rows=tuple(found)) for gateway, found in taken.items())
-    return Plan(prefixes=tuple(prefixes), broken=broken)
+        if not (found := runs.setdefault(gateway, [])) or row.seq != end.seq + 1:
+            found.append([])
+        found[-1].append(row)
+        ends[gateway] = settled[gateway] = Position(seq=row.seq, leaf_hash=row.leaf_hash)
+        epochs[gateway] = row.epoch
+    prefixes = [Prefix(gateway=name, rows=tuple(run)) for name, found in runs.items() for run in found]
+    return Plan(prefixes=tuple(prefixes), ends=settled, broken=broken)
 
 
-def _break(end: Position, epoch: int, row: PendingRow) -> str | None:
+def _break(end: Position, epoch: int, row: PendingRow, after: PendingRow | None) -> str | None:
+    if not row.sound or (after is not None and _contradicts(row, after)):
+        return f"accepted entry {row.seq} was changed"
+    if row.epoch < epoch or row.seq <= end.seq:
+        return f"accepted entry {row.seq} is of an older start than the one before it"
     if row.seq != end.seq + 1:
-        return f"accepted entry {end.seq + 1} is missing"
+        return _missing(end)
     if row.previous_hash != end.leaf_hash:
         return f"accepted entry {row.seq} does not follow the one before it"
-    if row.epoch < epoch:
-        return f"accepted entry {row.seq} is of an older start than the one before it"
-    if not row.sound:
-        return f"accepted entry {row.seq} was changed"
     return None
+
+
+def _missing(end: Position) -> str:
+    return f"accepted entry {end.seq + 1} is missing"
+
+
+def _contradicts(row: PendingRow, after: PendingRow) -> bool:
+    return (after.gateway, after.seq) == (row.gateway, row.seq + 1) and after.previous_hash != row.leaf_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,7 @@ class AuditLog:
         gateway: str = SOLE_GATEWAY,
         on_commit: Callable[[int, float], None] = _ignore,
         on_entry: Callable[[EntryType, AuditError | None], None] = _ignore,
+        on_break: Callable[[str, str], None] = _ignore,
         kept: Collection[str] = (),
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> AsyncIterator[Self]:
@@ -116,7 +117,8 @@ class AuditLog:
         The caller closes `store`.  `sealed_head_path` is best not on the database's disk.  `wall` is what the
         process can connect to, None if unknown.  `gateway` is unique, and the same at every start.
         `on_commit` is called with the entries and seconds of every commit, `on_entry` with every entry that
-        became durable or the error; both on the event loop.  Requests in `kept` have their end in the spool
+        became durable or the error, `on_break` with a gateway whose accepted entries were removed or changed
+        and what is wrong with them; all on the event loop.  Requests in `kept` have their end in the spool
         and are not aborted here.
 
         Raises AuditRollbackError if the log is older than a signed head or another history,
@@ -186,7 +188,7 @@ class AuditLog:
                     clock=clock,
                 )
                 writer: Writer = SharedWriter(
-                    store=store, registered=registered, begun=unended, lease=lease, **parts
+                    store=store, registered=registered, begun=unended, lease=lease, on_break=on_break, **parts
                 )
             else:
                 writer = Writer(store=store, **parts)

@@ -83,7 +83,7 @@ def copy_log(
             _copy_generation(reader, writer)
         except SQLAlchemyError as error:
             raise AuditUnavailableError(f"the log could not be copied: {first_line(error)}") from error
-        if source.head() != head:
+        if source.head() != head or source.accepted_leaves():
             raise AuditUnavailableError(
                 "the log was written to while it was copied: stop every gateway, drop the copy, start again"
             )

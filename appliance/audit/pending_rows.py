@@ -28,7 +28,7 @@ from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
 INTEGRATION = "audit_integration"
 """Name of the lease."""
 INTEGRATED_ROWS = 4096
-"""Maximum rows of one gateway that come into the tree in one transaction."""
+"""Maximum rows of one gateway that come into the tree in one transaction, unless its requests are ended."""
 _KINDS = {
     "seq": "bigint",
     "previous_hash": "bytea",
@@ -66,7 +66,7 @@ _NEXT = text(
     "SELECT gateway, seq, epoch, previous_hash, leaf_hash, "
     "sha256(CAST('\\x00' AS bytea) || leaf) = leaf_hash AS sound FROM audit_pending AS pending "
     "WHERE pending.gateway = writer.gateway AND pending.seq > writer.integrated_seq "
-    "ORDER BY pending.seq LIMIT :rows) AS next ORDER BY next.gateway, next.seq"
+    "ORDER BY pending.seq LIMIT CAST(:rows AS bigint)) AS next ORDER BY next.gateway, next.seq"
 )
 _WAIT = text(
     "SELECT EXISTS (SELECT 1 FROM audit_writers AS writer CROSS JOIN LATERAL ("
@@ -252,12 +252,14 @@ def is_waiting(connection: Connection) -> bool:
     return bool(connection.scalar(_WAIT))
 
 
-def next_rows(connection: Connection) -> Plan:
-    """Read what can be integrated now."""
+def next_rows(connection: Connection, most: int | None) -> Plan:
+    """Read what can be integrated now, at most so many rows of each gateway; None for all."""
+    writers = connection.execute(select(audit_writers)).all()
     positions = {
         row.gateway: Position(seq=row.integrated_seq, leaf_hash=row.integrated_hash or FIRST_HASH)
-        for row in connection.execute(select(audit_writers))
+        for row in writers
     }
+    final = {row.gateway for row in writers if not row.instance}
     rows = [
         PendingRow(
             gateway=row.gateway,
@@ -267,9 +269,9 @@ def next_rows(connection: Connection) -> Plan:
             leaf_hash=row.leaf_hash,
             sound=row.sound,
         )
-        for row in connection.execute(_NEXT, {"rows": INTEGRATED_ROWS})
+        for row in connection.execute(_NEXT, {"rows": most})
     ]
-    return plan_integration(positions, rows)
+    return plan_integration(positions, rows, final)
 
 
 def move(connection: Connection, plan: Plan, size: int) -> None:
@@ -286,8 +288,12 @@ def move(connection: Connection, plan: Plan, size: int) -> None:
     }
     if connection.execute(_MOVE, parts).rowcount != at - size:
         raise AuditForkError("accepted audit entries disappeared while they were integrated")
-    del parts["firsts"], parts["places"]
-    connection.execute(_NOTE, {**parts, "hashes": [prefix.last.leaf_hash for prefix in plan.prefixes]})
+    reached = {
+        "gateways": list(plan.ends),
+        "lasts": [end.seq for end in plan.ends.values()],
+        "hashes": [end.leaf_hash for end in plan.ends.values()],
+    }
+    connection.execute(_NOTE, reached)
 
 
 def declare_dead(connection: Connection, gateways: Iterable[str], silent_since: float) -> list[str]:

@@ -13,7 +13,7 @@ integrated in time, the gateway stops.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -69,10 +69,12 @@ class SharedWriter(Writer):
         registered: Registered,
         begun: Iterable[str],
         lease: SqlLease,
+        on_break: Callable[[str, str], None],
         **rest: Any,  # noqa: ANN401 - as the base has them
     ) -> None:
         super().__init__(store=store, settings=settings, known=known, **rest)
-        self._shared, self._lease = store, lease
+        self._shared, self._lease, self._on_break = store, lease, on_break
+        self._broken: Mapping[str, str] = {}
         self._followed = FollowedLog(known.tree)
         self._writing, self._end = registered.writing, registered.end
         # Requests of this gateway without a durable end.  No other ends them while this one may write.
@@ -143,9 +145,10 @@ class SharedWriter(Writer):
         if not taken:
             return
         try:
+            settle = None
             if self._leads and not self._followed.waiting:
                 settle = await self._append_directly(taken)
-            else:
+            if settle is None:
                 settle = await self._accept(taken)
         except AuditEntryError as error:
             self._isolate(error)
@@ -153,10 +156,6 @@ class SharedWriter(Writer):
         except AuditUnavailableError as error:
             self._in_doubt = True
             self._refuse(error)
-            return
-        if settle is None:
-            self._queue.extendleft(reversed(taken))
-            self._taken = []
             return
         # A crash before this line: the entries are durable and not acknowledged.  That is allowed; the
         # reverse is not.
@@ -247,6 +246,9 @@ class SharedWriter(Writer):
         moved = [row.leaf_hash for prefix in plan.prefixes for row in prefix.rows]
         self._followed.follow([*newer, *moved, *(leaf.leaf_hash for leaf in aborted)], tree)
         self._settled = self._settled or {}
+        for gateway, why in plan.broken.items() - self._broken.items():
+            self._on_break(gateway, why)
+        self._broken = plan.broken
         if newer or moved or aborted:
             self._publisher.committed(now)
         if moved:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, insert, literal, select, text, update
+from sqlalchemy import Connection, Row, Table, bindparam, func, insert, literal, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -180,9 +180,10 @@ class SqlAuditStore(SqlStore):
             gone = pending_rows.declare_dead(connection, dead, silent_since) if dead else []
             head = _read_head(connection)
             newer = pending_rows.tree_hashes(connection, size, head.size, CHUNK)
-            plan = pending_rows.next_rows(connection)
+            # All of them: an end behind those that are read would be followed by another end.
+            plan = pending_rows.next_rows(connection, None if gone else pending_rows.INTEGRATED_ROWS)
             new = make(head, newer, plan)
-            if plan.prefixes:
+            if plan.ends:
                 self._advance(connection, expected=head, new=new, fence=fence)
                 pending_rows.move(connection, plan, head.size)
                 if completes_tile(head.size, new.size):
@@ -251,7 +252,12 @@ class SqlAuditStore(SqlStore):
     def accepted_leaves(self) -> list[Leaf]:
         if not self._is_postgresql:
             return []
-        query = select(audit_pending, literal(NOT_PLACED).label("idx"))
+        # Without rows that were changed and left out: they stay in the table as evidence.
+        query = (
+            select(audit_pending, literal(NOT_PLACED).label("idx"))
+            .outerjoin(audit_writers, audit_writers.c.gateway == audit_pending.c.gateway)
+            .where(audit_pending.c.seq > func.coalesce(audit_writers.c.integrated_seq, 0))
+        )
         with self._reading() as connection:
             return [_leaf(row) for row in connection.execute(query)]
 

@@ -1,5 +1,6 @@
 """A log that moves to another database is the same log: every earlier proof still verifies."""
 
+import secrets
 import time
 
 import pytest
@@ -7,14 +8,17 @@ import pytest
 from appliance.audit import verify
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
+from appliance.audit.integration import accept_after
 from appliance.audit.merkle import CompactRange
 from appliance.audit.migrate import copy_log
+from appliance.audit.pending import EntryMaker
+from appliance.audit.pending_rows import Writing
 from appliance.audit.store import Head, SqlAuditStore
 from appliance.audit.timestamps.store import Timestamp, Timestamps
 from appliance.audit.timestamps.timestamping import latest_text
 from appliance.errors import AuditUnavailableError, AuditVerificationError, ConfigurationError
 from appliance.infra.schema import upgrade_database
-from tests.audit_log import intent, outcome, prepare, signer_in
+from tests.audit_log import ORIGIN, intent, outcome, prepare, signer_in
 from tests.timestamp_authority import TimestampAuthority
 from tests.writer_process import open_gateway
 
@@ -88,6 +92,30 @@ async def test_a_log_is_the_same_after_moving_to_postgresql_and_back(
         # The second copy was made before the first one grew: each is checked against what was held then.
         assert _exit_code(store, directory, tmp_path / f"export{number}", held) == verify.ExitCode.VALID
         (directory / "one.head").write_text(held)
+
+
+async def test_a_log_with_entries_that_wait_to_be_integrated_is_not_copied(
+    postgres_url, tmp_path, open_store
+):
+    """SQLite has no integrator: they would be lost.  Neither are entries accepted during the copy."""
+    prepare(tmp_path)
+    store = open_store(postgres_url)
+    found = store.register(Writing(gateway="one", instance="killed"), 0.0)
+    maker = EntryMaker(origin=ORIGIN, clock=lambda: 1e9, random_bytes=secrets.token_bytes, gateway="one")
+    pending = maker.make(EntryType.REQUEST_INTENT, intent("a"))
+
+    def accept(_done=0, _total=0):
+        if not store.accepted_leaves():
+            store.accept(found.writing, accept_after(found.end, [pending], "one", found.writing.epoch))
+
+    for number, progress in enumerate((accept, _nothing)):
+        with pytest.raises(AuditUnavailableError, match=r"written to while|wait to be integrated"):
+            copy_log(postgres_url, f"sqlite:///{tmp_path / f'{number}.db'}", progress=progress)
+    async with open_gateway(tmp_path, store, "one"):
+        pass
+    copy_log(postgres_url, f"sqlite:///{tmp_path / 'copy.db'}", progress=_nothing)
+    (leaf,) = open_store(f"sqlite:///{tmp_path / 'copy.db'}").leaf_by_request("a")[:1]
+    assert (leaf.index, leaf.type) == (0, EntryType.REQUEST_INTENT)
 
 
 def _count(url, table):

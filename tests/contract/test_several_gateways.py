@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import secrets
 import time
 
 import pytest
@@ -12,8 +14,10 @@ from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note, verif
 from appliance.audit.entry import decode
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
+from appliance.audit.integration import accept_after
 from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.pending_rows import INTEGRATION
+from appliance.audit.pending import EntryMaker
+from appliance.audit.pending_rows import INTEGRATION, Writing
 from appliance.audit.signing_keys import create_signing_key, load_signing_key
 from appliance.audit.store import SqlAuditStore
 from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
@@ -59,10 +63,10 @@ def entries(postgres_url, open_store):
 
 
 @pytest.fixture
-def verdict(postgres_url, open_store, directory, signer):
+def report(postgres_url, open_store, directory, signer):
     """The report of an auditor on the whole log, and on every stored checkpoint."""
 
-    def verdict_(url=postgres_url):
+    def report_(url=postgres_url):
         store = open_store(url)
         tree, roots = CompactRange(), {}
         for leaf_hash in store.hashes(0, 0, 100_000):
@@ -77,9 +81,19 @@ def verdict(postgres_url, open_store, directory, signer):
             assert checkpoint.root == roots[checkpoint.size]
         export = directory / f"export-{tree.size}"
         assert export_log(store, export, vkey=signer.vkey) == tree.size
-        report = verify.verify_export(export, verify.parse_key(signer.vkey), None)
-        assert report.problems == []
-        return report.exit_code
+        return verify.verify_export(export, verify.parse_key(signer.vkey), None)
+
+    return report_
+
+
+@pytest.fixture
+def verdict(report):
+    """The verdict of an auditor who finds no problem."""
+
+    def verdict_(*url):
+        found = report(*url)
+        assert found.problems == []
+        return found.exit_code
 
     return verdict_
 
@@ -372,3 +386,53 @@ async def test_a_checkpoint_that_contradicts_the_log_stops_every_gateway_that_re
                         f"VALUES (4, '{note}', '2026-11-20T12:00:00.000Z')",
                     )
                     await asyncio.wait_for(two.wait_failed(), 30)
+
+
+async def test_entries_behind_a_hole_come_into_the_log_and_the_hole_is_reported(
+    gateway, postgres_url, execute, open_store, entries, report
+):
+    """
+    The owner of the database removed an accepted entry of a dead gateway and changed another.
+
+    That gateway does not start until another has integrated what is left; then it continues.
+    """
+    async with gateway("one"):
+        pass
+    store = open_store(postgres_url)
+    long_ago = time.time() - 100  # noqa: TID251 - as the writer's
+    found = store.register(Writing(gateway="one", instance="killed"), long_ago)
+    maker = EntryMaker(origin=ORIGIN, clock=lambda: long_ago, random_bytes=secrets.token_bytes, gateway="one")
+    taken = [
+        maker.make(INTENT, intent("a")),
+        maker.make(OUTCOME, outcome("a")),
+        maker.make(INTENT, intent("b")),
+        maker.make(OUTCOME, outcome("b")),
+        maker.make(INTENT, intent("c")),
+    ]
+    store.accept(found.writing, accept_after(found.end, taken, "one", found.writing.epoch))
+    execute(postgres_url, "DROP TRIGGER audit_pending_no_update ON audit_pending")
+    execute(postgres_url, "DELETE FROM audit_pending WHERE seq = 2")
+    execute(
+        postgres_url,
+        "UPDATE audit_pending SET leaf = '.', leaf_hash = sha256('\\x002e') WHERE seq = 4",
+    )
+    broken = []
+    with pytest.raises(AuditRollbackError, match="accepted entry 2 is missing"):
+        async with gateway("one"):
+            pass
+    async with gateway("two", gateway_dead_seconds=1.5, on_break=lambda *what: broken.append(what)):
+        await until(lambda: set(_ended(entries())) == {"a", "b", "c"})
+        async with gateway("one", gateway_dead_seconds=1.5) as one:
+            await one.append(READ, **READING)
+    assert broken == [("one", "accepted entry 2 is missing")]
+    begun = [fields["request_id"] for type_, fields in entries() if type_ == INTENT]
+    assert (begun, _ended(entries(), OUTCOME)) == (["a", "b", "c"], {})
+    with store._reading() as connection:
+        assert connection.exec_driver_sql("SELECT seq FROM audit_pending").scalars().all() == [4]
+    assert store.accepted_leaves() == []
+    found = report()
+    assert found.exit_code == verify.ExitCode.INVALID
+    assert [re.sub(r"^entry \d+ is ", "", problem) for problem in found.problems] == [
+        "number 3 of those that gateway one accepted, and 1 before it are missing",
+        "number 5 of those that gateway one accepted, and 1 before it are missing",
+    ]

@@ -87,6 +87,9 @@ async def open_guarded(
                 gateway=gateway,
                 on_commit=metrics.record_audit_commit,
                 on_entry=metrics.record_audit_entry,
+                on_break=lambda gateway, why: logger.error(
+                    "audit_entries_missing", detail=gateway, reason=why
+                ),
                 kept=frozenset(spool.ended),
             ) as log,
             DurableLog(

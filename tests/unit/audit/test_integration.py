@@ -88,9 +88,9 @@ def test_only_rows_before_a_break_are_integrated(count, data, damage):
         del damaged[at]
         at = at if at < len(damaged) else count
     elif damage == "changed":
-        # Its gateway finds a changed last row itself; here the row after it does not follow.
+        # Its gateway finds a changed last row itself; before, the row after it has another hash.
         damaged[at] = replace(damaged[at], leaf_hash=HASHES[0])
-        at = min(at + 1, count)
+        at = at if at < count - 1 else count
     elif damage == "unsound":
         damaged[at] = replace(damaged[at], sound=False)
     elif damage == "swapped":
@@ -108,6 +108,27 @@ def test_only_rows_before_a_break_are_integrated(count, data, damage):
     assert found.get("one", ()) == tuple(damaged[:at])
     assert found["two"] == tuple(others)
     assert ("one" in plan.broken) == (at < len(damaged))
+
+
+@given(st.integers(1, 12), st.sets(st.integers(1, 12)), st.sets(st.integers(1, 12)), st.booleans())
+def test_what_a_dead_gateway_left_behind_a_hole_is_integrated(count, removed, changed, fits):
+    """Every row that is left and not known to be changed, in order; a changed one is replaced by a hole."""
+    position, rows = _rows("one", count)
+    left = [row for row in rows if row.seq not in removed]
+    followed = {row.seq - 1 for row in left}
+    found = {row.seq for row in left if row.seq in changed and (row.seq in followed or not fits)}
+    change = {"leaf_hash": HASHES[0]} if fits else {"sound": False}
+    damaged = [replace(row, **change) if row.seq in found else row for row in left]
+    plan = plan_integration({"one": position}, damaged, {"one"})
+    assert [row for prefix in plan.prefixes for row in prefix.rows] == [
+        row for row in left if row.seq not in found
+    ]
+    for prefix in plan.prefixes:
+        assert [row.seq for row in prefix.rows] == list(range(prefix.first, prefix.last.seq + 1))
+    assert [end.seq for end in plan.ends.values()] == [row.seq for row in left[-1:]]
+    assert ("one" in plan.broken) == (
+        bool(found) or [row.seq for row in left] != list(range(1, len(left) + 1))
+    )
 
 
 def test_rows_of_an_unknown_gateway_are_left():
