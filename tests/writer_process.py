@@ -64,13 +64,13 @@ def open_gateway(
 class WriterProcess:
     """One such process, seen from the test."""
 
-    def __init__(self, directory, url, gateway, prefix, **settings):
+    def __init__(self, directory, url, gateway, prefix, source=REPOSITORY, **settings):
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.writer_process", directory, url, gateway, prefix),
                 json.dumps(settings),
             ],
-            cwd=REPOSITORY,
+            cwd=source,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

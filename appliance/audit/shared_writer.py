@@ -171,21 +171,41 @@ class SharedWriter(Writer):
 
     async def _append_directly(self, taken: Sequence[Pending]) -> Callable[[], None] | None:
         """Put entries into the tree; returns what is left to do, or None if this gateway may not any more."""
-        leaves, tree = place_after(self._followed.tree, taken)
+        known, newer = self._followed.tree, ()
+        leaves, tree = place_after(known, taken)
         append = partial(self._shared.append, leaves, expected=self._followed.head, new=Head.of(tree))
         try:
-            await self._thread.run(partial(append, fence=self._fence))
+            try:
+                await self._thread.run(partial(append, fence=self._fence))
+            except AuditForkError:
+                # A gateway of version 0.1.0, which needs no lease, has moved the head.
+                newer, known, leaves, tree = await self._thread.run(partial(self._append_behind, taken))
         except AuditForkError:
             await self._lose_turn()
             return None
 
         def settle() -> None:
+            self._followed.follow(newer, known)
             self._followed.own_appended(leaves, tree)
             for pending, leaf in zip(taken, leaves, strict=True):
                 pending.succeed(leaf.index)
             self._publisher.committed(self._loop.time())
 
         return settle
+
+    def _append_behind(self, taken: Sequence[Pending]) -> Any:  # noqa: ANN401
+        """In the writer's thread: nothing that is read here changes while the loop waits for it."""
+        made: list[Any] = []
+
+        def make(head: Head, newer: Sequence[Leaf]) -> tuple[Sequence[Leaf], Head]:
+            hashes = tuple(leaf.leaf_hash for leaf in newer)
+            known = self._followed.extended(hashes, head)
+            leaves, tree = place_after(known, taken)
+            made[:] = [hashes, known, leaves, tree]
+            return leaves, Head.of(tree)
+
+        self._shared.append_behind(self.size, make, fence=self._fence)
+        return made
 
     async def _accept(self, taken: Sequence[Pending]) -> Callable[[], None]:
         rows = await self._thread.run(partial(self._accept_now, taken))

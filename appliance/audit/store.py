@@ -126,12 +126,12 @@ class SqlAuditStore(SqlStore):
             self._write(connection, leaves, expected=expected, new=new, fence=fence)
         # A crash before this line: entries may be in the log that the caller does not know of.
 
-    def append_behind(self, size: int, make: Behind) -> None:
+    def append_behind(self, size: int, make: Behind, *, fence: Fence | None = None) -> None:
         with self._writing() as connection:
             head = _read_head(connection)
             leaves, new = make(head, _read_leaves(connection, size, head.size))
             if leaves:
-                self._write(connection, leaves, expected=head, new=new)
+                self._write(connection, leaves, expected=head, new=new, fence=fence)
         # A crash before this line: as above.
 
     # What follows is for PostgreSQL only.
