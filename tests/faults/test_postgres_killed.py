@@ -21,7 +21,7 @@ from tests.postgres import private_postgres
 from tests.writer_process import WriterProcess, assert_kept
 
 KILLS = 4
-ENTRIES = 40
+ENTRIES = 60
 """Appends that each gateway must have seen return between two kills."""
 # Each commit waits this long between its last write and its flush: that is where most kills then hit.
 COMMIT_DELAY_MICROSECONDS = 10_000
