@@ -442,7 +442,8 @@ ATTACKS = (
         what="Where gateways share a log, one of the entries that wait to be integrated is removed.",
         loot=DATABASE_ONLY,
         noticed={Observer.RUNNING: FORK, Observer.START: ROLLBACK},
-        remark="A running gateway knows what it accepted. At a start, the rows after it do not follow.",
+        remark="A running gateway knows what it accepted. At a start, the rows after it do not follow; once "
+        "another gateway has integrated them, the verifier reports the hole.",
         is_accepted=True,
     ),
     Attack(
