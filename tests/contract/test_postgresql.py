@@ -230,3 +230,25 @@ def _refusal(url):
     with pytest.raises(SQLAlchemyError) as caught:
         _select_one(url)
     return first_line(caught.value)
+
+
+def test_a_statement_with_parameters_waits_for_the_server_once(engine, monkeypatch):
+    """Rows, counts and errors as before; one that cannot be sent leaves nothing for the next statement."""
+    query = text("SELECT CAST(:one AS text) AS found UNION ALL SELECT CAST(:two AS text)")
+    with engine.begin() as connection:
+        driver = connection.connection.dbapi_connection
+        waits, wait = [], driver.handle_messages
+        monkeypatch.setattr(driver, "handle_messages", lambda context: waits.append(1) or wait(context))
+        connection.execute(text("SELECT 1"))
+        waits.clear()
+        assert connection.execute(query, {"one": "a", "two": None}).scalars().all() == ["a", None]
+        assert len(waits) == 1
+        with pytest.raises(UnicodeEncodeError), connection.begin_nested():
+            connection.execute(query, {"one": "b", "two": "\ud800"})
+        with pytest.raises(SQLAlchemyError, match="division by zero"), connection.begin_nested():
+            connection.execute(text("SELECT 1 / CAST(:none AS integer)"), {"none": 0})
+        with pytest.raises(SQLAlchemyError, match="syntax"), connection.begin_nested():
+            connection.execute(text("SELECT :none FROM"), {"none": 0})
+        connection.execute(text("CREATE TEMPORARY TABLE kept (value integer)"))
+        added = text("INSERT INTO kept SELECT * FROM generate_series(1, CAST(:last AS integer))")
+        assert connection.execute(added, {"last": 3}).rowcount == 3
