@@ -6,7 +6,7 @@ import threading
 
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange
-from appliance.audit.store import Head, OpenRequest, gateway_of
+from appliance.audit.store import Disposal, Head, OpenRequest, gateway_of
 from appliance.errors import AuditEntryError, AuditForkError
 from tests.tree_proofs import Levels
 
@@ -70,6 +70,9 @@ class MemoryAuditStore:
 
     def accepted_leaves(self):
         return []
+
+    def disposal(self):
+        return Disposal()
 
     def leaf_by_request(self, request_id):
         return [leaf for leaf in self.stored if leaf.request_id == request_id]

@@ -48,6 +48,7 @@ class EntryType(StrEnum):
     AUDIT_READ = "audit.read"
     AUDIT_SPOOLED = "audit.spooled"
     AUDIT_GAP = "audit.gap"
+    AUDIT_DISPOSED = "audit.disposed"
     ERASURE = "erasure"
     HOLD_PLACED = "hold.placed"
     HOLD_RELEASED = "hold.released"
@@ -61,6 +62,29 @@ class EntryType(StrEnum):
     def closes_request(self) -> bool:
         """Whether it ends the request that a `request.intent` began."""
         return self is EntryType.REQUEST_OUTCOME or self is EntryType.REQUEST_ABORTED
+
+    @property
+    def outlives_disposal(self) -> bool:
+        """Whether its entries stay in the log: later entries are judged by them."""
+        return self in _KEPT
+
+
+_KEPT = frozenset(
+    {
+        EntryType.TENANT_CREATED,
+        EntryType.TENANT_DELETED,
+        EntryType.TENANTS_SEALED,
+        EntryType.KEY_CREATED,
+        EntryType.KEY_ROTATED,
+        EntryType.KEY_REVOKED,
+        EntryType.ERASURE,
+        EntryType.HOLD_PLACED,
+        EntryType.HOLD_RELEASED,
+        EntryType.AUDIT_GAP,
+        EntryType.AUDIT_DISPOSED,
+        EntryType.SIGNER_ROTATED,
+    }
+)
 
 
 class Kind(StrEnum):
@@ -568,6 +592,21 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _count("entries", "entries that were lost"),
             _text("since", "when it began, as `time`"),
             _text("until", "when it ended, as `time`"),
+        ),
+        EntryType.AUDIT_DISPOSED: _schema(
+            "Entries were disposed of after their retention; explains why they are gone while every proof of "
+            "the others still verifies.  Written, signed and cosigned before any of them is removed.",
+            _count("below", "entries with a smaller index are disposed of; a multiple of 256"),
+            _count("previous", "the same of the disposal before; 0 for none"),
+            _text("root", "root of the tree over the entries below, in base64"),
+            _text("newest", "latest `time` of the entries that this disposal removes"),
+            _count("exported", "entries that the largest export before it covers"),
+            _text("legal_basis", "the duty or rule it follows"),
+            _ACTOR,
+            *_maybe(
+                _count("witnessed", "entries that every configured witness had cosigned; missing for none"),
+                _count("forwarded", "entries that the SIEM had; missing if the log is not forwarded"),
+            ),
         ),
         EntryType.ERASURE: _schema(
             "Payload keys were destroyed; explains why payloads can no longer be decrypted while every proof "

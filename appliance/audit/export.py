@@ -4,8 +4,11 @@ Writes the files for an auditor: a directory in C2SP `tlog-tiles` layout, or one
 The directory holds `checkpoint`, `vkey`, `tile/<level>/<n>` (hashes), `tile/entries/<n>` (leaves),
 `witnessed/<n>-<size>` (older checkpoints that witnesses cosigned) and `timestamps/<n>-<size>.tsr` (time
 stamps over checkpoints).  It covers exactly the latest checkpoint, so it is consistent while the log grows.
-Leaves and hashes are copied as stored: a damaged log can be exported, so that `appliance.audit.verify` can
-report the damage.
+Of a log with entries that were disposed of it also holds `disposed` (index of the entry that says so) and
+`kept/<index>` (of each entry that stays, the path to the root of its tile, eight hashes, and the leaf);
+bundles and hashes of level 0 begin behind, and only what can still be compared with the log is exported of
+older checkpoints.  Leaves and hashes are copied as stored: a damaged log can be exported, so that
+`appliance.audit.verify` can report the damage.
 
 Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 """
@@ -18,8 +21,8 @@ from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
-from appliance.audit.merkle import LEVEL_BITS, TILE_WIDTH, Hashes, HashTree
-from appliance.audit.store import AuditStore, Leaf, SqlAuditStore, StoredCheckpoint
+from appliance.audit.merkle import HASH_BYTES, LEVEL_BITS, TILE_WIDTH, Hashes, HashTree
+from appliance.audit.store import AuditStore, Disposal, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.audit.timestamps.store import Timestamp, Timestamps
 from appliance.errors import AuditVerificationError, ConfigurationError
 
@@ -44,13 +47,15 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
             fresh = Path(temporary) / "log"
-            _write_tiles(store, fresh, checkpoint.size)
+            disposal = _write_tiles(store, fresh, checkpoint.size)
             (fresh / "checkpoint").write_text(checkpoint.note, encoding="utf-8")
             (fresh / "vkey").write_text(f"{vkey}\n", encoding="utf-8")
             for number, (size, note) in enumerate(cosigned, start=1):
-                _write(fresh / "witnessed" / f"{number}-{size}", note.encode())
+                if _is_comparable(size, disposal):
+                    _write(fresh / "witnessed" / f"{number}-{size}", note.encode())
             for number, stamp in enumerate(_timestamps(store, stamped_size), start=1):
-                _write(fresh / "timestamps" / f"{number}-{stamp.size}.tsr", stamp.token)
+                if _is_comparable(stamp.size, disposal):
+                    _write(fresh / "timestamps" / f"{number}-{stamp.size}.tsr", stamp.token)
             fresh.rename(directory)
     except OSError as error:
         raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
@@ -66,6 +71,11 @@ def export_receipt(store: AuditStore, index: int) -> tuple[bytes, str]:
 
     Raises AuditUnavailableError, or AuditVerificationError if no checkpoint covers the entry yet.
     """
+    disposal = store.disposal()
+    if index < disposal.below:
+        raise AuditVerificationError(
+            f"entry {index} was disposed of, as entry {disposal.index} says: older receipts still verify"
+        )
     latest = _latest(store).note
     note = _best_cosigned(store, index, latest) or latest
     receipt = make_receipt(hashes=store.hashes, index=index, checkpoint=note)
@@ -135,11 +145,45 @@ def _log_signers(note: str) -> set[bytes]:
     return {line.key_id for line in parsed.signatures if line.name == origin}
 
 
-def _write_tiles(store: AuditStore, root: Path, size: int) -> None:
-    for number, leaves in enumerate(_bundles(store, size)):
+def _is_comparable(size: int, disposal: Disposal) -> bool:
+    """Whether the tree of this size can still be computed."""
+    return size >= disposal.below or size % TILE_WIDTH == 0
+
+
+def _write_tiles(store: AuditStore, root: Path, size: int) -> Disposal:
+    """Write leaves and hashes; return how far entries were disposed of."""
+    disposal = store.disposal()
+    for number, start in enumerate(range(0, size, TILE_WIDTH)):
+        end = min(start + TILE_WIDTH, size)
+        leaves = store.leaves(start, end)
+        if [leaf.index for leaf in leaves] != list(range(start, end)):
+            if start >= disposal.below:
+                disposal = store.disposal()  # it may have begun since
+            if start >= disposal.below:
+                raise AuditVerificationError(
+                    f"leaves are missing between {start} and {end}: they were signed and are gone"
+                )
+            _write_kept(store, root, start, end)
+            continue
         entries = b"".join(map(_framed, leaves))
         _write(root / tile_path("entries", number, len(leaves)), entries)
         _write(root / tile_path("0", number, len(leaves)), b"".join(leaf.leaf_hash for leaf in leaves))
+    if disposal.below and disposal.index >= size:
+        raise AuditVerificationError("entries were disposed of meanwhile: export the log again")
+    if disposal.below:
+        _write(root / "disposed", f"{disposal.index}\n".encode())
+    _write_upper_tiles(store, root, size)
+    return disposal
+
+
+def _write_kept(store: AuditStore, root: Path, start: int, end: int) -> None:
+    for kept in store.kept(start, end):
+        # Without a path it should be gone: whatever is written in its place, the verifier reports it.
+        path = b"".join(kept.path) or bytes(HASH_BYTES * LEVEL_BITS)
+        _write(root / "kept" / str(kept.leaf.index), path + kept.leaf.leaf)
+
+
+def _write_upper_tiles(store: AuditStore, root: Path, size: int) -> None:
     level, count = 1, size >> LEVEL_BITS
     while count:
         for start in range(0, count, TILE_WIDTH):
@@ -162,17 +206,6 @@ def _framed(leaf: Leaf) -> bytes:
         raise AuditVerificationError(
             f"entry {leaf.index} has {len(leaf.leaf)} bytes, longer than any that was written: it was altered"
         ) from error
-
-
-def _bundles(store: AuditStore, size: int) -> Iterator[list[Leaf]]:
-    for start in range(0, size, TILE_WIDTH):
-        end = min(start + TILE_WIDTH, size)
-        leaves = store.leaves(start, end)
-        if [leaf.index for leaf in leaves] != list(range(start, end)):
-            raise AuditVerificationError(
-                f"leaves are missing between {start} and {end}: they were signed and are gone"
-            )
-        yield leaves
 
 
 def _write(path: Path, content: bytes) -> None:

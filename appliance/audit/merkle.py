@@ -77,6 +77,24 @@ def root_from_leaf_hashes(leaf_hashes: Iterable[bytes]) -> bytes:
     return tree.root()
 
 
+def path_in_tile(tile: Sequence[bytes], number: int) -> list[bytes]:
+    """Return the path from hash `number` of a full tile to its root, the sibling first."""
+    path: list[bytes] = []
+    while len(tile) > 1:
+        path.append(tile[number ^ 1])
+        tile, number = list(map(hash_node, tile[::2], tile[1::2])), number // 2
+    return path
+
+
+def root_of_tile(leaf_hash: bytes, number: int, path: Sequence[bytes]) -> bytes:
+    """Return the root of a full tile that a path from its hash `number` leads to."""
+    node = leaf_hash
+    for sibling in path:
+        node = hash_node(sibling, node) if number & 1 else hash_node(node, sibling)
+        number //= 2
+    return node
+
+
 Hashes = Callable[[int, int, int], Sequence[bytes]]
 """
 Reads hashes `start` to `end` of a level: 0 has the leaves', level L the roots of perfect subtrees of

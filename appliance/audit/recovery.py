@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.audit.checkpoint import Checkpoint, VerifierKey, verify_checkpoint
+from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import TILE_WIDTH, CompactRange, HashTree, hash_leaf
 from appliance.audit.store import AuditStore, Head, Leaf, OpenRequest
-from appliance.errors import AuditRollbackError, AuditVerificationError, MalformedCheckpointError
+from appliance.errors import (
+    AuditEntryError,
+    AuditRollbackError,
+    AuditVerificationError,
+    MalformedCheckpointError,
+)
 
 _REMEDY = "do not delete anything; restore the newer database, or start a new log under a new origin"
 
@@ -46,6 +53,7 @@ def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKe
     notes = [("sealed head", sealed_note), ("latest checkpoint", latest.note if latest else None)]
     signed = [_verified(name, note, verifier_key) for name, note in notes if note is not None]
     head = store.head()
+    check_disposal(store, head)
     if store.leaves(head.size, head.size + 1) and store.head() == head:
         raise _damaged(head, "there are more")
     for checkpoint in signed:
@@ -66,7 +74,27 @@ def _verified(name: str, note: str, verifier_key: VerifierKey) -> Checkpoint:
         raise AuditVerificationError(f"the log's {name} was not signed with this key: {error}") from error
 
 
+def check_disposal(store: AuditStore, head: Head) -> None:
+    """Raise AuditVerificationError unless an entry says what the store says was disposed of."""
+    disposal = store.disposal()
+    if not disposal.below:
+        return
+    found = [leaf.leaf for leaf in store.leaves(disposal.index, disposal.index + 1)]
+    try:
+        entry = decode(found[0]) if found else None
+    except AuditEntryError:
+        entry = None
+    is_recorded = entry is not None and entry.type is EntryType.AUDIT_DISPOSED
+    if entry is None or not is_recorded or entry.fields["below"] != disposal.below:
+        raise _damaged(head, f"no entry says that {disposal.below} entries were disposed of")
+
+
 def _check_signed(store: AuditStore, head: Head, checkpoint: Checkpoint) -> None:
+    if checkpoint.size % TILE_WIDTH and checkpoint.size < store.disposal().below:
+        raise AuditRollbackError(
+            f"{checkpoint.size} entries were signed here, and the newest of them were disposed of since: "
+            "this gateway has not run for too long to check the log; give it a new data directory"
+        )
     if checkpoint.size > head.size:
         raise AuditRollbackError(
             f"the log has {head.size} entries, but {checkpoint.size} were signed: {_REMEDY}"

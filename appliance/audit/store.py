@@ -26,10 +26,22 @@ from appliance.audit.merkle import HASH_BYTES
 from appliance.audit.pending import NOT_PLACED
 from appliance.audit.pending_rows import FENCE, Fence, Integrate, Observed, Registered, Writing
 from appliance.audit.sqlite_append import SqliteAppender
-from appliance.audit.stored import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint, gateway_of
+from appliance.audit.stored import (
+    AuditStore,
+    Behind,
+    Disposal,
+    Head,
+    KeptLeaf,
+    Leaf,
+    OpenRequest,
+    StoredCheckpoint,
+    gateway_of,
+)
 from appliance.audit.tables import (
     audit_checkpoints,
+    audit_disposal,
     audit_head,
+    audit_kept,
     audit_leaves,
     audit_open_requests,
     audit_pending,
@@ -43,7 +55,9 @@ from appliance.infra.database import BUSY_SECONDS, Database, SqlStore, first_lin
 __all__ = [
     "AuditStore",
     "Behind",
+    "Disposal",
     "Head",
+    "KeptLeaf",
     "Leaf",
     "OpenRequest",
     "SqlAuditStore",
@@ -129,7 +143,7 @@ class SqlAuditStore(SqlStore):
     def append_behind(self, size: int, make: Behind, *, fence: Fence | None = None) -> None:
         with self._writing() as connection:
             head = _read_head(connection)
-            leaves, new = make(head, _read_leaves(connection, size, head.size))
+            leaves, new = make(head, read_leaves(connection, size, head.size))
             if leaves:
                 self._write(connection, leaves, expected=head, new=new, fence=fence)
         # A crash before this line: as above.
@@ -219,7 +233,7 @@ class SqlAuditStore(SqlStore):
 
     def leaves(self, start: int, end: int) -> list[Leaf]:
         with self._reading() as connection:
-            return _read_leaves(connection, start, end)
+            return read_leaves(connection, start, end)
 
     def hashes(self, level: int, start: int, end: int) -> list[bytes]:
         with self._reading() as connection:
@@ -260,6 +274,18 @@ class SqlAuditStore(SqlStore):
         )
         with self._reading() as connection:
             return [_leaf(row) for row in connection.execute(query)]
+
+    def disposal(self) -> Disposal:
+        with self._reading() as connection:
+            return read_disposal(connection)
+
+    def kept(self, start: int, end: int) -> list[KeptLeaf]:
+        paths = audit_leaves.outerjoin(audit_kept, audit_kept.c.idx == audit_leaves.c.idx)
+        query = select(audit_leaves, audit_kept.c.path).select_from(paths)
+        query = query.where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(audit_leaves.c.idx)).all()
+        return [KeptLeaf(leaf=_leaf(row), path=_split(row.path or b"")) for row in rows]
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)
@@ -406,10 +432,14 @@ def tiles_of(connection: Connection) -> TileHashes:
     return TileHashes(connection.exec_driver_sql, mark)
 
 
+def read_disposal(connection: Connection) -> Disposal:
+    row = connection.execute(select(audit_disposal).where(audit_disposal.c.id == 1)).one_or_none()
+    return Disposal(below=row.below, index=row.idx) if row else Disposal()
+
+
 def _read_head(connection: Connection) -> Head:
     row = connection.execute(select(audit_head).where(audit_head.c.id == 1)).one()
-    subtrees = tuple(row.frontier[at : at + HASH_BYTES] for at in range(0, len(row.frontier), HASH_BYTES))
-    return Head(size=row.size, root=row.root, subtrees=subtrees)
+    return Head(size=row.size, root=row.root, subtrees=_split(row.frontier))
 
 
 def _read_open(connection: Connection) -> list[OpenRequest]:
@@ -432,7 +462,11 @@ def _latest_checkpoint(connection: Connection) -> StoredCheckpoint | None:
     return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
 
 
-def _read_leaves(connection: Connection, start: int, end: int) -> list[Leaf]:
+def _split(nodes: bytes) -> tuple[bytes, ...]:
+    return tuple(nodes[at : at + HASH_BYTES] for at in range(0, len(nodes), HASH_BYTES))
+
+
+def read_leaves(connection: Connection, start: int, end: int) -> list[Leaf]:
     query = select(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end)
     return [_leaf(row) for row in connection.execute(query.order_by(audit_leaves.c.idx))]
 

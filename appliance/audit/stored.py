@@ -59,6 +59,25 @@ class OpenRequest:
     """Gateway that accepted it; None in entries from before gateways had names."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disposal:
+    """How far entries were disposed of: their leaves are gone, or may go at any moment."""
+
+    below: int = 0
+    """Entries with a smaller index, whole tiles."""
+    index: int = 0
+    """Of the `audit.disposed` entry, if `below` is not 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptLeaf:
+    """A leaf that outlived the disposal of its tile."""
+
+    leaf: Leaf
+    path: tuple[bytes, ...]
+    """Siblings up to the root of the tile, the leaf's own first; empty for a leaf that should be gone."""
+
+
 Behind = Callable[[Head, Sequence[Leaf]], tuple[Sequence[Leaf], Head]]
 """Given the stored head and the leaves others added, what to append there and the head it makes."""
 
@@ -100,6 +119,12 @@ class AuditStore(Protocol):
 
     def accepted_leaves(self) -> list[Leaf]:
         """Return the leaves that are durable and have no index yet: only where gateways share the log."""
+
+    def disposal(self) -> Disposal:
+        """Return how far entries were disposed of."""
+
+    def kept(self, start: int, end: int) -> list[KeptLeaf]:
+        """Return the leaves with start <= index < end that exist, with their paths, in order."""
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         """Return everything recorded about one request, in order."""

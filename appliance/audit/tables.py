@@ -1,8 +1,9 @@
 """
 The log's tables, as the newest of `appliance.infra.migrations` leaves them.
 
-The migrations also create triggers that keep leaves and hashes write-once.  They stop mistakes and honest
-tools; the owner of the database can drop them, so the tree is signed.
+The migrations also create triggers that keep leaves and hashes write-once; leaves that were disposed of may
+be deleted.  They stop mistakes and honest tools; the owner of the database can drop them, so the tree is
+signed.
 """
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
@@ -53,6 +54,23 @@ audit_head = Table(
     Column("size", BigInteger, nullable=False),
     Column("root", LargeBinary, nullable=False),
     Column("frontier", LargeBinary, nullable=False),
+)
+
+# How far entries were disposed of; no row for never.
+audit_disposal = Table(
+    "audit_disposal",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1
+    Column("below", BigInteger, nullable=False),  # entries with a smaller index, whole tiles
+    Column("idx", BigInteger, nullable=False),  # of the newest `audit.disposed` entry that is carried out
+)
+
+# Entries below that stay, because later ones are judged by them: their leaves are still in `audit_leaves`.
+audit_kept = Table(
+    "audit_kept",
+    metadata,
+    Column("idx", _Position, primary_key=True, autoincrement=False),
+    Column("path", LargeBinary, nullable=False),  # from the leaf to the root of its tile, eight hashes
 )
 
 audit_checkpoints = Table(

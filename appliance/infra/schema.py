@@ -16,8 +16,8 @@ from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.infra.database import first_line, open_database
 
 VERSION_TABLE = "audit_migrations"
-NEWEST = "0011"
-KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
+NEWEST = "0012"
+KNOWN = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012")
 UPGRADE_SECONDS = 600.0
 SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
@@ -25,11 +25,14 @@ SCHEMA_VERSION = 1
 _versions = Table(VERSION_TABLE, MetaData(), Column("version_num", Text))
 _schema = Table("audit_schema", MetaData(), Column("version", Integer, primary_key=True, autoincrement=False))
 
-# What a gateway does with each table; DELETE nowhere near the log itself, except where entries wait for it.
+# What a gateway does with each table; DELETE nowhere near the log itself, except where entries wait for it:
+# the owner disposes of entries.
 _RIGHTS = {
     "audit_leaves": "SELECT, INSERT",
     "audit_tile_hashes": "SELECT, INSERT",
     "audit_open_requests": "SELECT",
+    "audit_disposal": "SELECT",
+    "audit_kept": "SELECT",
     "audit_head": "SELECT, UPDATE",
     "audit_pending": "SELECT, INSERT, DELETE",
     "audit_checkpoints": "SELECT, INSERT, UPDATE",

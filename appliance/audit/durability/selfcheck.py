@@ -24,8 +24,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from appliance.audit.merkle import TILE_WIDTH, CompactRange, HashTree, hash_leaf, root_from_leaf_hashes
-from appliance.audit.store import AuditStore
+from appliance.audit.merkle import (
+    TILE_WIDTH,
+    CompactRange,
+    HashTree,
+    hash_leaf,
+    root_from_leaf_hashes,
+    root_of_tile,
+)
+from appliance.audit.store import AuditStore, Leaf
 from appliance.errors import AuditUnavailableError, AuditVerificationError
 from appliance.infra.files import OWNER_ONLY, write_atomically
 
@@ -148,14 +155,14 @@ class SelfCheck:
                 break
             began = self._work_clock()
             number = self._tiles.size
-            hashes = self._check_tile(number, size)
+            tile = self._check_tile(number, size)
             if number == full:
-                whole = CompactRange(size, (*self._tiles.subtrees, *_tree_of(hashes).subtrees))
+                whole = CompactRange(size, (*self._tiles.subtrees, *tile.subtrees))
                 self._check_root(whole.root(), size, root)
                 self._tiles = CompactRange()
                 self._save(CheckProgress(completed=self._clock(), completed_size=size))
                 return
-            self._tiles.append(root_from_leaf_hashes(hashes))
+            self._tiles.append(tile.root())
             if done % TILES_PER_SAVE == TILES_PER_SAVE - 1:
                 self._save_pass()
             self._rest(min((self._work_clock() - began) * RESTS, longest))
@@ -171,13 +178,13 @@ class SelfCheck:
         is_sound = known.tiles * TILE_WIDTH <= size and tiles.subtrees == stored.subtrees
         return tiles if is_sound else CompactRange()
 
-    def _check_tile(self, number: int, size: int) -> list[bytes]:
-        """Return the hashes of a tile's leaves, and check those above it that it completes."""
+    def _check_tile(self, number: int, size: int) -> CompactRange:
+        """Return the tree of a tile, and check the hashes above it that it completes."""
         start = number * TILE_WIDTH
-        hashes = self._read(number, start, min(start + TILE_WIDTH, size))
-        level, below = 1, hashes
-        while len(below) == TILE_WIDTH:
-            if self._store.hashes(level, number, number + 1) != [root_from_leaf_hashes(below)]:
+        tile = self._read(number, start, min(start + TILE_WIDTH, size))
+        level, root, is_full = 1, tile.root(), tile.size == TILE_WIDTH
+        while is_full:
+            if self._store.hashes(level, number, number + 1) != [root]:
                 raise DamagedError(
                     f"the hash {number} of level {level} is missing or not the one of stored entries",
                     start // TILE_WIDTH,
@@ -186,27 +193,33 @@ class SelfCheck:
                 break
             number //= TILE_WIDTH
             below = self._store.hashes(level, number * TILE_WIDTH, (number + 1) * TILE_WIDTH)
-            level += 1
-        return hashes
+            level, root, is_full = level + 1, root_from_leaf_hashes(below), len(below) == TILE_WIDTH
+        return tile
 
     def _check_root(self, found: bytes, size: int, root: str) -> None:
         if b64encode(found).decode() != root:
             raise DamagedError(f"the first {size} stored entries are not the ones that were written")
 
-    def _read(self, number: int, start: int, end: int) -> list[bytes]:
+    def _read(self, number: int, start: int, end: int) -> CompactRange:
         leaves = self._store.leaves(start, end)
         if [leaf.index for leaf in leaves] != list(range(start, end)):
+            # Read only now: a disposal may have begun since the round did.
+            if start < self._store.disposal().below:
+                return self._read_disposed(number, start, end)
             raise DamagedError(f"stored entries between {start} and {end - 1} are missing", number)
-        hashes = []
+        tile = CompactRange()
         for leaf in leaves:
-            try:
-                leaf_hash = hash_leaf(leaf.leaf)
-            except TypeError as error:  # SQLite keeps a value of any type in any column
-                raise DamagedError(f"stored entry {leaf.index} is not of bytes", number) from error
-            if leaf.leaf_hash != leaf_hash:
-                raise DamagedError(f"stored entry {leaf.index} does not have the hash stored with it", number)
-            hashes.append(leaf_hash)
-        return hashes
+            tile.append(_hash(leaf, number))
+        return tile
+
+    def _read_disposed(self, number: int, start: int, end: int) -> CompactRange:
+        """Return a tile by its root, and check that the leaves that stay lead to it."""
+        tile = CompactRange(TILE_WIDTH, self._store.hashes(1, number, number + 1))
+        for kept in self._store.kept(start, end):
+            index = kept.leaf.index
+            if root_of_tile(_hash(kept.leaf, number), index - start, kept.path) != tile.root():
+                raise DamagedError(f"entry {index} was disposed of, and another is stored", number)
+        return tile
 
     def _save_pass(self) -> None:
         if self._tiles is not None:
@@ -228,11 +241,14 @@ class SelfCheck:
             ) from error
 
 
-def _tree_of(hashes: list[bytes]) -> CompactRange:
-    tree = CompactRange()
-    for leaf_hash in hashes:
-        tree.append(leaf_hash)
-    return tree
+def _hash(leaf: Leaf, number: int) -> bytes:
+    try:
+        leaf_hash = hash_leaf(leaf.leaf)
+    except TypeError as error:  # SQLite keeps a value of any type in any column
+        raise DamagedError(f"stored entry {leaf.index} is not of bytes", number) from error
+    if leaf.leaf_hash != leaf_hash:
+        raise DamagedError(f"stored entry {leaf.index} does not have the hash stored with it", number)
+    return leaf_hash
 
 
 def _load(file: Path | None) -> CheckProgress:

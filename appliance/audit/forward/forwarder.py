@@ -138,9 +138,13 @@ class Forwarder:
         Raises ForwardError if the connection fails, AuditVerificationError if the log was altered, and
         AuditUnavailableError if it cannot be read.
         """
-        cursor = await asyncio.to_thread(self._forward.load, self._destination)
+        stored = await asyncio.to_thread(self._forward.load, self._destination)
+        cursor = await asyncio.to_thread(self._reader.begin, stored)
         await asyncio.to_thread(self._reader.check, cursor)
         async with self._connect() as connection:
+            if cursor is not stored:
+                # A receiver proves the entries that follow from it.
+                await connection.send(await asyncio.to_thread(self._reader.again, cursor))
             window, tree, last = Window(cursor, self._window_bytes), cursor.tree, cursor
             quiet_since = self._monotonic()
             while await self._lease.hold():

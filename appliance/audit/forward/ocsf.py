@@ -73,6 +73,7 @@ CLASSES: Mapping[str, tuple[EventClass, int]] = {
     EntryType.AUDIT_READ: (_API, _READ),
     EntryType.AUDIT_SPOOLED: (_ENTITY, _UPDATE),
     EntryType.AUDIT_GAP: (_ENTITY, OTHER),
+    EntryType.AUDIT_DISPOSED: (_ENTITY, _DELETE),
     EntryType.ERASURE: (_ENTITY, _DELETE),
     EntryType.HOLD_PLACED: (_ENTITY, _CREATE),
     EntryType.HOLD_RELEASED: (_ENTITY, _DELETE),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from appliance.audit.checkpoint import Checkpoint, parse_body, parse_note
 from appliance.audit.forward.cursor import Cursor, ForwardStore
 from appliance.audit.forward.events import Render, checkpoint_event, entry_event, syslog_message
-from appliance.audit.merkle import CompactRange
+from appliance.audit.merkle import CompactRange, HashTree
 from appliance.audit.stored import AuditStore, Leaf, StoredCheckpoint
 from appliance.errors import AuditVerificationError
 
@@ -48,6 +48,15 @@ class LogReader:
                 f"the log is not the one whose first {cursor.size} entries were forwarded: it was rolled "
                 "back or altered; compare it with what the SIEM has"
             )
+
+    def begin(self, cursor: Cursor) -> Cursor:
+        """Return where to begin: a destination that never had what was disposed of begins behind it."""
+        below = self.store.disposal().below
+        if cursor.size >= below:
+            return cursor
+        size = self.forward.checkpoints(below, 1)[0].size
+        tree = HashTree(size, self.store.hashes).compact()
+        return Cursor(size=size, subtrees=tree.subtrees, sent=size)
 
     def next(self, tree: CompactRange) -> Batch | None:
         """What follows `tree`, None if all is sent; raises AuditVerificationError if entries were altered."""

@@ -10,7 +10,7 @@ import pytest
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.durability.selfcheck import RESTS, DamagedError, SelfCheck, Verification, pace
 from appliance.audit.merkle import TILE_WIDTH, CompactRange, hash_leaf, root_from_leaf_hashes
-from appliance.audit.store import Leaf
+from appliance.audit.store import Disposal, Leaf
 from appliance.errors import AuditUnavailableError
 from tests.durable_log import Bench, begin, end, until
 from tests.tree_proofs import Levels
@@ -36,6 +36,9 @@ class Leaves:
     def leaves(self, start, end):
         self.read.append(start)
         return self.stored[start:end]
+
+    def disposal(self):
+        return Disposal()
 
     @property
     def head(self):

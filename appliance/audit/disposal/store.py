@@ -1,0 +1,160 @@
+"""
+Disposes of entries in the database, tile by tile.
+
+    `audit.disposed` durable, signed, cosigned ─► row in `audit_disposal` ─► leaves deleted, a few tiles at a
+    time
+
+A crash anywhere leaves whole tiles: untouched, or disposed of with the paths of the leaves that stay.  What
+is left is deleted when the disposal is run again.  Fails closed: a tile that is not the one of the tree is
+not deleted, because it is evidence.
+
+On PostgreSQL the role that owns the tables is needed: gateways have no DELETE on leaves.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from sqlalchemy import Connection, delete, exists, func, insert, select
+
+from appliance.audit.entry_types import EntryType
+from appliance.audit.merkle import TILE_WIDTH, hash_leaf, path_in_tile, root_from_leaf_hashes
+from appliance.audit.store import read_disposal, read_leaves, tiles_of
+from appliance.audit.stored import Disposal, Leaf
+from appliance.audit.tables import (
+    audit_disposal,
+    audit_kept,
+    audit_leaves,
+    audit_open_requests,
+    audit_payloads,
+)
+from appliance.errors import AuditUnavailableError, AuditVerificationError
+from appliance.infra.database import SqlStore
+
+TILES = 16
+"""Disposed of in one transaction: some milliseconds, during which nothing else is written to SQLite."""
+_INTENT = EntryType.REQUEST_INTENT.value
+_ENDS = [each.value for each in EntryType if each.closes_request]
+_OUTLIVE = [each.value for each in EntryType if each.outlives_disposal]
+_NAMES = 500
+_IS_KEPT = exists().where(audit_kept.c.idx == audit_leaves.c.idx)
+
+
+class DisposalStore(SqlStore):
+    """Every method blocks, and may raise AuditUnavailableError."""
+
+    subject = "disposal"
+    unavailable = AuditUnavailableError
+
+    def open_from(self) -> int | None:
+        """Return the intent of the oldest request without an end."""
+        with self._reading() as connection:
+            return connection.execute(select(func.min(audit_open_requests.c.idx))).scalar_one_or_none()
+
+    def content_from(self) -> int | None:
+        """Return the intent of the oldest request whose content is stored."""
+        intent = (audit_leaves.c.request_id == audit_payloads.c.request_id) & (audit_leaves.c.type == _INTENT)
+        query = select(func.min(audit_leaves.c.idx)).select_from(audit_payloads.join(audit_leaves, intent))
+        with self._reading() as connection:
+            return connection.execute(query).scalar_one_or_none()
+
+    def begin(self, disposal: Disposal) -> None:
+        """
+        Make a disposal known that is recorded, signed and cosigned: from now on its leaves may go.
+
+        An intent that an earlier disposal kept goes once its request's end goes, too.
+        """
+        with self._writing() as connection:
+            if read_disposal(connection).below < disposal.below:
+                connection.execute(delete(audit_disposal))
+                row = {"id": 1, "below": disposal.below, "idx": disposal.index}
+                connection.execute(insert(audit_disposal).values(row))
+        # A crash before this line: readers expect no leaf below, and may still find some.
+
+    def run(self) -> Iterator[int]:
+        """Delete what is disposed of and still there; yield how far it is done, after every transaction."""
+        done = 0
+        with self._reading() as connection:
+            below = read_disposal(connection).below
+        while done < below:
+            with self._writing() as connection:
+                self._overwrite(connection)
+                done = _dispose_from(connection, done, below)
+            yield done
+        with self._writing() as connection:
+            self._overwrite(connection)
+            _drop_ended(connection, below)
+
+    def _overwrite(self, connection: Connection) -> None:
+        if not self._is_postgresql:
+            # Deleted entries are overwritten in the file, not only unlinked from its pages.
+            connection.exec_driver_sql("PRAGMA secure_delete = ON")
+
+
+def _dispose_from(connection: Connection, done: int, below: int) -> int:
+    """Dispose of the next few tiles that are there; return how far it is done."""
+    for _ in range(TILES):
+        query = select(audit_leaves.c.idx).where(
+            audit_leaves.c.idx >= done, audit_leaves.c.idx < below, ~_IS_KEPT
+        )
+        first = connection.scalar(query.order_by(audit_leaves.c.idx).limit(1))
+        if first is None:
+            return below
+        number = first // TILE_WIDTH
+        _dispose_tile(connection, number, below)
+        done = (number + 1) * TILE_WIDTH
+    return done
+
+
+def _dispose_tile(connection: Connection, number: int, below: int) -> None:
+    start, end = number * TILE_WIDTH, (number + 1) * TILE_WIDTH
+    leaves = read_leaves(connection, start, end)
+    hashes = [hash_leaf(leaf.leaf) for leaf in leaves]
+    is_whole = [leaf.index for leaf in leaves] == list(range(start, end))
+    if not is_whole or tiles_of(connection).read(1, number, number + 1) != [root_from_leaf_hashes(hashes)]:
+        raise AuditVerificationError(
+            f"stored entries between {start} and {end - 1} are not those of the log: nothing of them is "
+            "disposed of; keep the database as it is, and compare it with an export"
+        )
+    kept = _kept(connection, leaves, below)
+    paths = [{"idx": leaf.index, "path": b"".join(path_in_tile(hashes, leaf.index - start))} for leaf in kept]
+    if paths:
+        connection.execute(insert(audit_kept), paths)
+    connection.execute(
+        delete(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end, ~_IS_KEPT)
+    )
+
+
+def _kept(connection: Connection, leaves: Sequence[Leaf], below: int) -> list[Leaf]:
+    """Return those that later entries are judged by: some types, and intents of requests that end later."""
+    intents = [leaf.request_id for leaf in leaves if leaf.type == _INTENT and leaf.request_id]
+    later = _ended_later(connection, intents, below)
+    return [
+        leaf
+        for leaf in leaves
+        if (leaf.type == _INTENT and leaf.request_id in later) or leaf.type in _OUTLIVE
+    ]
+
+
+def _ended_later(connection: Connection, request_ids: Collection[str], below: int) -> set[str]:
+    query = select(audit_leaves.c.request_id).where(
+        audit_leaves.c.request_id.in_(list(request_ids)),
+        audit_leaves.c.type.in_(_ENDS),
+        audit_leaves.c.idx >= below,
+    )
+    return set(connection.scalars(query)) if request_ids else set()
+
+
+def _drop_ended(connection: Connection, below: int) -> None:
+    """Drop the intents that were kept for an end that has gone since."""
+    query = select(audit_leaves.c.idx, audit_leaves.c.request_id).where(
+        audit_leaves.c.idx < below, audit_leaves.c.type == _INTENT, _IS_KEPT
+    )
+    kept = {row.request_id: row.idx for row in connection.execute(query)}
+    for names in _chunks(list(kept)):
+        gone = [kept[name] for name in set(names) - _ended_later(connection, names, below)]
+        if gone:
+            connection.execute(delete(audit_leaves).where(audit_leaves.c.idx.in_(gone)))
+            connection.execute(delete(audit_kept).where(audit_kept.c.idx.in_(gone)))
+
+
+def _chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (names[at : at + _NAMES] for at in range(0, len(names), _NAMES))
