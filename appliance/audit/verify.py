@@ -18,8 +18,8 @@ operator is consistent.
 Memory does not grow with the log.  With `--state FILE` a run reads only what is newer than the file
 remembers, and shows that the log continues it (sections 5 and 8).
 
-Exit codes: 0 valid, 10 valid with erased payloads, 1 cannot be used (arguments, files), 2 invalid,
-3 diverged from what was held, cosigned or verified before, 4 incomplete, 5 not cosigned by as many
+Exit codes: 0 valid, 10 valid with erased payloads or disposed entries, 1 cannot be used (arguments, files),
+2 invalid, 3 diverged from what was held, cosigned or verified before, 4 incomplete, 5 not cosigned by as many
 witnesses as were asked for, 6 keys acted that no entry created, 7 without the time stamps that were asked
 for.  It fails closed: what it cannot read is invalid.
 """
@@ -101,7 +101,7 @@ MEANINGS = {
     ExitCode.UNWITNESSED: "authentic, but cosigned by fewer witnesses than were asked for",
     ExitCode.UNKNOWN_KEYS: "authentic, but API keys acted that no entry created",
     ExitCode.UNTIMED: "authentic, but without the time stamps that were asked for",
-    ExitCode.ERASED: "valid and complete; payloads were erased, which entries say",
+    ExitCode.ERASED: "valid and complete; payloads were erased or entries disposed of, which entries say",
 }
 
 
@@ -285,6 +285,20 @@ class Report:
     sequences: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By gateway, the newest start and the number of entries of its sequence."""
     payloads: Payloads = field(default_factory=Payloads)
+    gone_below: int = 0
+    """Entries with a smaller index were disposed of: they are not in the export (section 15)."""
+    disposed_below: int = 0
+    """The same as the newest entry says, whether or not they are here."""
+    disposed_by: int = 0
+    """Index of that entry."""
+    disposed_at: str = ""
+    """Its time."""
+    disposed_newest: str = ""
+    """Latest time of a disposed entry, as these entries say."""
+    kept_entries: int = 0
+    """Entries below that are here, because later ones are judged by them."""
+    left_entries: int = 0
+    """Entries below that are here with their whole bundle: their removal has not ended."""
     rotations: list[str] = field(default_factory=list)
     """Keys that took over from a given one, in order."""
     witnesses: Witnesses = NO_WITNESSES
@@ -332,7 +346,7 @@ class Report:
             (len(self.cosigned) < self.witnesses.needed, ExitCode.UNWITNESSED),
             (self.timestamps.are_missing, ExitCode.UNTIMED),
             (self.state.open_count() or self.gaps, ExitCode.INCOMPLETE),
-            (self.entries_by_type["erasure"], ExitCode.ERASED),
+            (self.entries_by_type["erasure"] or self.gone_below, ExitCode.ERASED),
         )
         return next((code for found, code in findings if found), ExitCode.VALID)
 
@@ -743,6 +757,13 @@ class State:
         self.database.execute("COMMIT")
         return True
 
+    def forget(self) -> None:
+        """Begin again: what was disposed of since cannot be made up for."""
+        for (table,) in self.database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall():
+            self.database.execute(f"DELETE FROM {table}")  # noqa: S608 - names of ours
+
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
@@ -791,6 +812,7 @@ class State:
 _FINDINGS = (
     *("entries_by_type", "created_keys", "unknown_keys", "unrecorded_keys", "missing_entries"),
     *("erased_payloads", "sequences", "first_time", "last_time"),
+    *("disposed_below", "disposed_by", "disposed_at", "disposed_newest"),
 )
 _PAYLOAD_FINDINGS = ("named", "held", "checked", "erased", "compared", "last_time")
 
@@ -907,6 +929,8 @@ class EntryCheck:
                 see_payload(report, index, entry)
             case "hold.placed" | "hold.released":
                 see_payload(report, index, entry)
+            case "audit.disposed":
+                see_disposal(report, index, entry)
             case "signer.rotated":
                 state.database.execute("INSERT INTO rotations VALUES (?, ?)", (index, canonical(entry)))
 
@@ -940,14 +964,18 @@ def follow_rotations(
     try:
         size = parse_head(split_note(note)[0], {report.origin}).size
         kept = [(index, leaf) for index, leaf in before.rotations if index < size]
-        for index, leaf in chain(kept, _rotations(directory, size, before.size)):
+        for index, leaf in chain(kept, _rotations(directory, size, before.size, report.gone_below)):
             current = _rotated(directory, index, leaf, current, report)
     except _DamagedError:
         pass  # missing entries are found, and named, when the log is checked
     return list(dict.fromkeys(current))
 
 
-def _rotations(directory: Path, size: int, known: int) -> Iterator[tuple[int, bytes]]:
+def _rotations(directory: Path, size: int, known: int, below: int) -> Iterator[tuple[int, bytes]]:
+    for index, content in kept_entries(directory, below):
+        if index >= known and _ROTATION in content:
+            yield index, content[PATH_BYTES:]
+    known = max(known, below)
     for number in range(known // TILE_WIDTH, -(-size // TILE_WIDTH)):
         if _ROTATION in read_bundle(directory, number, size):
             for index, leaf in enumerate(split_bundle(directory, number, size), number * TILE_WIDTH):
@@ -1032,6 +1060,10 @@ class Tiles:
         """Return the root that the log had when it was smaller; raises InvalidError if tiles do not match."""
         return root_from_tiles(edge(size, self._tile))
 
+    def node(self, level: int, number: int) -> bytes:
+        """Return one hash of the tree; raises InvalidError if tiles do not match."""
+        return self._tile(level, number // TILE_WIDTH)[number % TILE_WIDTH]
+
     def _tile(self, level: int, number: int) -> list[bytes]:
         if number == self._numbers[level]:
             return self.levels[level]
@@ -1089,6 +1121,16 @@ def read_tile(directory: Path, level: int, number: int, width: int) -> list[byte
         raise InvalidError(f"{path} is missing") from error
 
 
+def stored_tile(directory: Path, size: int) -> Callable[[int, int], list[bytes]]:
+    """Return what reads a tile, by level and number, from the export of a log of some size."""
+
+    def tile(level: int, number: int) -> list[bytes]:
+        there = (size >> 8 * level) - number * TILE_WIDTH
+        return read_tile(directory, level, number, min(there, TILE_WIDTH))
+
+    return tile
+
+
 def _hashes(content: bytes) -> list[bytes]:
     return [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
 
@@ -1112,8 +1154,9 @@ def verify_export(
     report = Report(subject="export", origin=_origin(keys), witnesses=witnesses)
     report.timestamps = timestamps or report.timestamps
     note = _read(directory / "checkpoint")
-    before = state.remembered(report.origin) if state else Remembered()
+    before, seen = state.remembered(report.origin) if state else Remembered(), ""
     try:
+        report.gone_below = read_disposal(directory, note, report.origin)
         head = verify_note(note, follow_rotations(directory, note, keys, report, before))
         report.checkpoint_verified, report.size, report.root = True, head.size, _show_hash(head.root)
         cosigned = _cosigned_heads(directory, note, report)
@@ -1121,9 +1164,16 @@ def verify_export(
         if report.diverged:
             before = Remembered()  # the state is of another log than this one, which is read alone
         elif state:
+            if before.size < report.gone_below:
+                seen = before.findings.get("report", {}).get("last_time") or ""
+                state.forget()
+                before = Remembered()
             resume(report, state, before)
-        tiles = check_entries(directory, report, before, head)
-        if held:
+        tiles = check_entries(directory, report, skip_disposed(directory, report, before, head), head)
+        check_disposed(directory, report, tiles, seen)
+        if held and held.size % TILE_WIDTH and held.size < report.gone_below:
+            report.held = f"of {held.size} entries, the newest of which were disposed of: not comparable"
+        elif held:
             compare_held(report, held, tiles.root_at(held.size) if held.size <= head.size else None)
         for other in cosigned:
             if other.size > head.size or tiles.root_at(other.size) != other.root:
@@ -1158,17 +1208,16 @@ def compare_remembered(directory: Path, report: Report, before: Remembered, head
 
     That the tiles of the export are those of its root shows later, when new leaves lead from them to it.
     """
-
-    def tile(level: int, number: int) -> list[bytes]:
-        there = (head.size >> 8 * level) - number * TILE_WIDTH
-        return read_tile(directory, level, number, min(there, TILE_WIDTH))
-
     if not before.size:
         return
     if head.size < before.size:
         report.diverged = True
         report.continued = f"{before.size} entries were verified before, {head.size} are here"
-    elif edge(before.size, tile) != before.tiles or (head.size == before.size and head.root != before.root):
+    elif before.size < report.gone_below:
+        compare_disposed(directory, report, before, head)
+    elif edge(before.size, stored_tile(directory, head.size)) != before.tiles or (
+        head.size == before.size and head.root != before.root
+    ):
         report.diverged = True
         report.continued = f"the first {before.size} entries are not those that were verified before"
     else:
@@ -1278,7 +1327,7 @@ def _origin(keys: Keys) -> str:
     return names.pop()
 
 
-# 10. The command line.  (Sections 11 to 14: kept content, time stamps, streams, sequences.)
+# 10. The command line.  (Sections 11 to 15: kept content, time stamps, streams, sequences, disposed entries.)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -1339,6 +1388,7 @@ def render(report: Report) -> str:
     if report.entries_by_type["erasure"]:
         lines.append(("erased", f"{report.erased_payloads} payloads"))
     lines += [("payloads", line) for line in _payload_lines(report)]
+    lines += [("disposed", line) for line in _disposal_lines(report)]
     lines += [("PROBLEM", _show(problem)) for problem in report.problems[:SHOWN]]
     more = len(report.problems) + report.unlisted_problems - SHOWN
     if more > 0:
@@ -1385,6 +1435,14 @@ def render_json(report: Report) -> str:
             "opened": report.payloads.opened,
             "ahead": report.payloads.ahead,
             "held_tenants": sorted(report.payloads.held),
+        },
+        "disposed": {
+            "below": report.disposed_below,
+            "by_entry": report.disposed_by,
+            "time": report.disposed_at,
+            "gone_below": report.gone_below,
+            "kept": report.kept_entries,
+            "left": report.left_entries,
         },
         "first_time": report.first_time,
         "last_time": report.last_time,
@@ -1666,7 +1724,8 @@ def check_payloads(
         try:
             blob = _read(directory / "payloads" / f"{request}.{part}")
         except UnusableError:
-            if named_at is not None or any(each.explains(*place) for each in ranges):
+            is_disposed = intent < report.gone_below  # a condition of disposal: the content was gone before
+            if is_disposed or named_at is not None or any(each.explains(*place) for each in ranges):
                 _found(report, index, _ERASED)
             else:
                 report.add_problem(f"the payload that entry {index} names is missing")
@@ -1910,7 +1969,7 @@ def check_timestamps(report: Report, directory: Path, tiles: Tiles) -> None:
             found.unknown += 1
             continue
         found.trusted.append(Timed(size=size, time=stamp.time, policy=stamp.policy))
-        latest = _time_of_entry(directory, size - 1, report.size)
+        latest = None if size <= report.gone_below else _time_of_entry(directory, size - 1, report.size)
         if latest is not None and latest > stamp.time * 1000 + TOLERANCE_MS:
             found.ahead.append(size)
 
@@ -2612,6 +2671,150 @@ def see_place(report: Report, index: int, entry: dict[str, Any]) -> None:
         report.add_problem(f"{what}, and {number - last - 1} before it are missing")
     elif epoch < newest:
         report.add_problem(f"{what}, of an older start than the one before it")
+
+
+# 15. Disposed entries: whole bundles are gone, and an entry says so.
+#
+# Their tiles of level 1 and up are here, so the tree is that of the whole log.  Entries that later ones are
+# judged by stay: `kept/<index>` has the path of each to the root of its tile, and then the entry.
+
+LEAST_DAYS = 183
+"""Age at which entries may be disposed of."""
+PATH_BYTES = 8 * HASH_BYTES
+
+
+def read_disposal(directory: Path, note: bytes, origin: str) -> int:
+    """
+    Return the size below which entries were disposed of, as an entry that `disposed` names says.
+
+    That the entry is in the log shows later (`check_disposed`).  Raises InvalidError if there is none.
+    """
+    if not (directory / "disposed").exists():
+        return 0
+    size = parse_head(split_note(note)[0], {origin}).size
+    index = _disposing_entry(directory)
+    if index >= size:
+        raise InvalidError(f"`disposed` names entry {index}, and {size} are signed")
+    try:
+        entry = parse_leaf(split_bundle(directory, index // TILE_WIDTH, size)[index % TILE_WIDTH], origin)
+    except InvalidError as error:
+        raise InvalidError(f"`disposed` names entry {index}, which cannot be read: {error}") from error
+    if entry["type"] != "audit.disposed":
+        raise InvalidError(f"`disposed` names entry {index}, which disposes of nothing")
+    return _disposed_below(index, entry)
+
+
+def _disposing_entry(directory: Path) -> int:
+    text = _read(directory / "disposed").decode(errors="replace").removesuffix("\n")
+    if not _DECIMAL.fullmatch(text):
+        raise InvalidError("`disposed` names no entry")
+    return int(text)
+
+
+def _disposed_below(index: int, entry: dict[str, Any]) -> int:
+    below = _number(entry, "below")
+    if not 0 < below <= index or below % TILE_WIDTH:
+        raise InvalidError("disposes of entries that cannot be disposed of")
+    return below
+
+
+def see_disposal(report: Report, index: int, entry: dict[str, Any]) -> None:
+    """Follow what one entry says was disposed of; raises InvalidError."""
+    below, newest = _disposed_below(index, entry), _text(entry, "newest")
+    if _number(entry, "previous") > report.disposed_below:
+        raise InvalidError("names an earlier disposal that no entry says")
+    if below > report.disposed_below:
+        report.disposed_below, report.disposed_by, report.disposed_at = below, index, entry["time"]
+    report.disposed_newest = max(report.disposed_newest, newest)
+    if _milliseconds(newest) > _milliseconds(entry["time"]) - LEAST_DAYS * 86_400_000:
+        raise InvalidError(f"disposes of entries of {newest}, which are younger than {LEAST_DAYS} days")
+
+
+def kept_entries(directory: Path, below: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the disposed entries that are here, each with its path before it; raises InvalidError."""
+    names = [path.name for path in (directory / "kept").glob("*")] if below else []
+    for name in names:
+        if not _DECIMAL.fullmatch(name) or int(name) >= below:
+            raise InvalidError(f"kept/{_show(name)} is no disposed entry")
+    for index in sorted(map(int, names)):
+        yield index, _read(directory / "kept" / str(index))
+
+
+def skip_disposed(directory: Path, report: Report, before: Remembered, head: Head) -> Remembered:
+    """Begin behind what was disposed of, with the entries that are kept of it."""
+    below = report.gone_below
+    if before.size >= below:
+        return before
+    entries = EntryCheck(report)
+    for index, content in kept_entries(directory, below):
+        entries.see(index, [content[PATH_BYTES:]])
+    return Remembered(size=below, tiles=edge(below, stored_tile(directory, head.size)))
+
+
+def check_disposed(directory: Path, report: Report, tiles: Tiles, seen: str = "") -> None:
+    """
+    Check what is here of disposed entries, and the entry that says so, against the tree.
+
+    `seen` is the latest time of those that an earlier run verified.
+    """
+    below = report.gone_below
+    if not below:
+        return
+    index = _disposing_entry(directory)
+    leaf = split_bundle(directory, index // TILE_WIDTH, report.size)[index % TILE_WIDTH]
+    if tiles.node(0, index) != hash_leaf(leaf):
+        raise InvalidError(f"`disposed` names entry {index}, which is not that of the log")
+    if parse_leaf(leaf, report.origin).get("root") != _show_hash(tiles.root_at(below)):
+        report.add_problem(f"entry {index} disposes of other entries than the first {below} of this log")
+    if seen > report.disposed_newest:
+        report.add_problem(
+            f"entries of {seen} are gone, and the entry that disposes of them calls them older"
+        )
+    _check_kept(directory, report, tiles)
+    for number in range(below // TILE_WIDTH):
+        if (directory / tile_path("entries", number, TILE_WIDTH)).exists():
+            hashes = [hash_leaf(leaf) for leaf in split_bundle(directory, number, below)]
+            if tile_root(hashes) != tiles.node(1, number):
+                start = number * TILE_WIDTH
+                report.add_problem(f"entries from {start} on were disposed of, and others are in their place")
+            report.left_entries += TILE_WIDTH
+
+
+def _check_kept(directory: Path, report: Report, tiles: Tiles) -> None:
+    for index, content in kept_entries(directory, report.gone_below):
+        node = hash_leaf(content[PATH_BYTES:])
+        for height, sibling in enumerate(_hashes(content[:PATH_BYTES])):
+            node = hash_node(sibling, node) if index >> height & 1 else hash_node(node, sibling)
+        if len(content) <= PATH_BYTES or node != tiles.node(1, index // TILE_WIDTH):
+            report.add_problem(f"entry {index} was disposed of, and another is in its place")
+        report.kept_entries += 1
+
+
+def compare_disposed(directory: Path, report: Report, before: Remembered, head: Head) -> None:
+    """Compare with a state that ends within what was disposed of since: by whole tiles."""
+    whole = before.size - before.size % TILE_WIDTH
+    if edge(whole, stored_tile(directory, head.size))[1:] != before.tiles[1:]:
+        report.diverged = True
+        report.continued = f"the first {whole} entries are not those that were verified before"
+        return
+    report.continued = (
+        f"the first {whole} entries are those that were verified before; up to {report.gone_below}, entries "
+        "were disposed of before they could be verified"
+    )
+
+
+def _disposal_lines(report: Report) -> list[str]:
+    if not report.disposed_below:
+        return []
+    which = f"the first {report.disposed_below} entries, up to {_show(report.disposed_newest)}"
+    lines = [f"{which}, as entry {report.disposed_by} of {report.disposed_at} says"]
+    if not report.gone_below:
+        return [*lines, "they are still here, and were verified"]
+    if report.kept_entries:
+        lines.append(f"{report.kept_entries} of them are kept, because later ones are judged by them")
+    if report.left_entries:
+        lines.append(f"{report.left_entries} of them are still here")
+    return lines
 
 
 if __name__ == "__main__":
