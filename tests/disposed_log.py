@@ -2,8 +2,6 @@
 
 from appliance.audit.checkpoint import Checkpoint, encode_body, sign_note
 from appliance.audit.disposal.disposing import Disposing
-from appliance.audit.disposal.plan import make_plan
-from appliance.audit.disposal.store import DisposalStore
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange
@@ -107,11 +105,9 @@ def aged(store, signer, *, old=1100, straddling=True):
     return log
 
 
-def plan_of(log, before=None, *, files=(), **steps):
-    disposing = Disposing(store=log.store, **steps)
-    facts = disposing.facts(files)
-    before = before or format_time(log.now_ms - 183 * DAY_MS)
-    return make_plan(facts, disposing.leaves(facts.disposed), before)
+def plan_of(log, before_ms=None, *, files=(), **steps):
+    before_ms = before_ms or log.now_ms - 183 * DAY_MS
+    return Disposing(store=log.store, **steps).plan(before_ms, now_ms=log.now_ms, files=files)
 
 
 def record(log, plan):
@@ -122,11 +118,8 @@ def record(log, plan):
     return disposing.recorded()
 
 
-def dispose(log, before=None):
+def dispose(log, before_ms=None):
     """Dispose of all that may be; return the disposal."""
-    disposal = record(log, plan_of(log, before))
-    store = DisposalStore(log.store.database)
-    store.begin(disposal)
-    for _ in store.run():
-        pass
+    disposal = record(log, plan_of(log, before_ms))
+    list(Disposing(store=log.store).carry_out(disposal))
     return disposal

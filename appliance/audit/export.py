@@ -15,14 +15,14 @@ Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 
 import tempfile
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.cosigned import CosignedCheckpoints, merge_notes
 from appliance.audit.merkle import HASH_BYTES, LEVEL_BITS, TILE_WIDTH, Hashes, HashTree
-from appliance.audit.store import AuditStore, Disposal, Leaf, SqlAuditStore, StoredCheckpoint
+from appliance.audit.store import AuditStore, Disposal, KeptLeaf, Leaf, SqlAuditStore, StoredCheckpoint
 from appliance.audit.timestamps.store import Timestamp, Timestamps
 from appliance.errors import AuditVerificationError, ConfigurationError
 
@@ -163,8 +163,11 @@ def _write_tiles(store: AuditStore, root: Path, size: int) -> Disposal:
                 raise AuditVerificationError(
                     f"leaves are missing between {start} and {end}: they were signed and are gone"
                 )
-            _write_kept(store, root, start, end)
+            _write_kept(root, store.kept(start, end))
             continue
+        if start < disposal.below:
+            # Their removal has not ended: what will stay is known, and the rest goes along.
+            _write_kept(root, [kept for kept in store.kept(start, end) if kept.path])
         entries = b"".join(map(_framed, leaves))
         _write(root / tile_path("entries", number, len(leaves)), entries)
         _write(root / tile_path("0", number, len(leaves)), b"".join(leaf.leaf_hash for leaf in leaves))
@@ -176,8 +179,8 @@ def _write_tiles(store: AuditStore, root: Path, size: int) -> Disposal:
     return disposal
 
 
-def _write_kept(store: AuditStore, root: Path, start: int, end: int) -> None:
-    for kept in store.kept(start, end):
+def _write_kept(root: Path, leaves: Sequence[KeptLeaf]) -> None:
+    for kept in leaves:
         # Without a path it should be gone: whatever is written in its place, the verifier reports it.
         path = b"".join(kept.path) or bytes(HASH_BYTES * LEVEL_BITS)
         _write(root / "kept" / str(kept.leaf.index), path + kept.leaf.leaf)

@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.audit.checkpoint import parse_body, parse_note
 from appliance.audit.entry import decode
-from appliance.audit.merkle import CompactRange, hash_leaf
-from appliance.audit.store import CHUNK, Head, Leaf, SqlAuditStore
+from appliance.audit.merkle import TILE_WIDTH, CompactRange, HashTree, hash_leaf, root_of_tile
+from appliance.audit.store import CHUNK, Head, KeptLeaf, Leaf, SqlAuditStore, row_of, tiles_of
 from appliance.audit.tables import (
     audit_checkpoints,
     audit_head,
@@ -127,10 +127,10 @@ def _copy_leaves(
     signed: dict[int, bytes],
     progress: Callable[[int, int], None],
 ) -> None:
-    tree = CompactRange()
+    tree = _copy_disposed(source, target)
     _compare_root(tree, signed)
-    progress(0, head.size)
-    for start in range(0, head.size, CHUNK):
+    progress(tree.size, head.size)
+    for start in range(tree.size, head.size, CHUNK):
         leaves, expected = source.leaves(start, min(start + CHUNK, head.size)), Head.of(tree)
         for leaf in leaves:
             _check_leaf(leaf, tree.size)
@@ -143,6 +143,41 @@ def _copy_leaves(
         raise AuditVerificationError(
             f"the log's head (size {head.size}) does not match its {tree.size} leaves"
         )
+
+
+def _copy_disposed(source: SqlAuditStore, target: SqlAuditStore) -> CompactRange:
+    """Copy the hashes of what was disposed of, and the leaves that stay; return the tree over them."""
+    below = source.disposal().below
+    if not below:
+        return CompactRange()
+    kept = source.kept(0, below)
+    with target.database.engine(UPGRADE_SECONDS).begin() as connection:
+        for start in range(0, below // TILE_WIDTH, CHUNK):
+            nodes = source.hashes(1, start, min(start + CHUNK, below // TILE_WIDTH))
+            rows = [{"level": 1, "number": number, "hash": node} for number, node in enumerate(nodes, start)]
+            connection.execute(insert(audit_tile_hashes), rows)
+            for each in kept:
+                number = each.leaf.index // TILE_WIDTH
+                if start <= number < start + len(nodes):
+                    _check_kept(each, nodes[number - start])
+        tiles_of(connection).complete(below)
+        for each in kept:
+            connection.execute(insert(audit_leaves).values(row_of(each.leaf)))
+        tree = HashTree(below, tiles_of(connection).read).compact()
+        values = {"size": below, "root": tree.root(), "frontier": b"".join(tree.subtrees)}
+        connection.execute(update(audit_head).values(values))
+    return tree
+
+
+def _check_kept(kept: KeptLeaf, root: bytes) -> None:
+    leaf = kept.leaf
+    if not kept.path:
+        raise AuditVerificationError(
+            f"entry {leaf.index} was disposed of, and is still there: complete the disposal first"
+        )
+    _check_leaf(leaf, leaf.index)
+    if root_of_tile(leaf.leaf_hash, leaf.index % TILE_WIDTH, kept.path) != root:
+        raise AuditVerificationError(f"entry {leaf.index} was disposed of, and another is stored")
 
 
 def _check_leaf(leaf: Leaf, index: int) -> None:

@@ -339,16 +339,7 @@ class SqlAuditStore(SqlStore):
         new: Head,
         fence: Fence | None = None,
     ) -> None:
-        rows = [
-            {
-                "idx": leaf.index,
-                "leaf": leaf.leaf,
-                "leaf_hash": leaf.leaf_hash,
-                "type": leaf.type,
-                "request_id": leaf.request_id,
-            }
-            for leaf in leaves
-        ]
+        rows = [row_of(leaf) for leaf in leaves]
         self._advance(connection, expected=expected, new=new, fence=fence)
         if self._is_postgresql:
             connection.execute(_INSERT, {name: [row[name] for row in rows] for name in _COLUMNS})
@@ -425,6 +416,16 @@ class SqlAuditStore(SqlStore):
             raise AuditUnavailableError(
                 f"the audit database {self._where} could not be {verb}: {detail}"
             ) from error
+
+
+def row_of(leaf: Leaf) -> dict[str, Any]:
+    return {
+        "idx": leaf.index,
+        "leaf": leaf.leaf,
+        "leaf_hash": leaf.leaf_hash,
+        "type": leaf.type,
+        "request_id": leaf.request_id,
+    }
 
 
 def tiles_of(connection: Connection) -> TileHashes:

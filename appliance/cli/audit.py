@@ -38,6 +38,7 @@ from appliance.cli.common.audit_log import (
     open_store,
 )
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.dispose import dispose
 from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
 from appliance.cli.timestamp import commands as timestamp_commands
 from appliance.cli.witness import commands as witness_commands
@@ -175,6 +176,8 @@ def show(
     """Print one entry."""
     with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
         found = reader.store.leaves(index, index + 1)
+        if not found and index < reader.store.disposal().below:
+            raise ConfigurationError(f"entry {index} was disposed of")
         if not found:
             raise ConfigurationError(f"the log has no entry {index}")
         reader.record("show", index, index + 1)
@@ -245,7 +248,7 @@ def _line(index: int, entry: dict[str, Any]) -> str:
     return f"{index:>6}  {entry['time']}  {entry['type']:<18}  {rest}"
 
 
-for _name, _command in {**CONTENT_COMMANDS, **MAINTENANCE_COMMANDS}.items():
+for _name, _command in {**CONTENT_COMMANDS, "dispose": dispose, **MAINTENANCE_COMMANDS}.items():
     commands.command(name=_name)(_command)
 commands.add_typer(witness_commands, name="witness")
 commands.add_typer(timestamp_commands, name="timestamp")

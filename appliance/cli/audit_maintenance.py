@@ -40,7 +40,7 @@ def upgrade(
     """Create or upgrade the audit log's tables; on PostgreSQL as the role that owns them."""
     url = url or locate(settings_from(config, data)).database_url
     upgrade_database(url, grant_to=grant_to)
-    with _progress("hash tiles") as progress, closing(SqlAuditStore(url, progress=progress)) as store:
+    with progress_bar("hash tiles") as progress, closing(SqlAuditStore(url, progress=progress)) as store:
         head = store.head()
         check_tail(store, head, head.size)
     typer.echo("the audit database is up to date")
@@ -72,7 +72,7 @@ def migrate(
             # A writer of this log holds this name; while it is held here, none can start.
             held = GatewayName.hold(installation.directory / "gateway.id", settings.audit.gateway)
             stack.callback(held.release)
-        progress = stack.enter_context(_progress("entries"))
+        progress = stack.enter_context(progress_bar("entries"))
         head = copy_log(
             source or installation.database_url,
             to,
@@ -84,7 +84,7 @@ def migrate(
 
 
 @contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     with typer.progressbar(length=1, label=label) as bar:
 
         def progress(done: int, total: int) -> None:

@@ -688,6 +688,8 @@ class AuditSettings(Section):
     """Maximum content waiting to be stored, in bytes; a request that would exceed it gets 503."""
     payload_retention_days: Annotated[int, Field(ge=1)] | None = None
     """Default age at which `appliance audit prune` erases content; entries stay."""
+    dispose_after_days: Annotated[int, Field(ge=183)] | None = None
+    """Age at which `appliance audit dispose` removes entries; null: entries stay."""
     two_person: bool = False
     """Erasing kept content and releasing a legal hold wait for the approval of a second administrator, up to
     a day; pruning by `payload_retention_days` does not.  Set it on every gateway."""

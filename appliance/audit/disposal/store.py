@@ -1,12 +1,12 @@
 """
 Disposes of entries in the database, tile by tile.
 
-    `audit.disposed` durable, signed, cosigned ─► row in `audit_disposal` ─► leaves deleted, a few tiles at a
-    time
+    `audit.disposed` durable, signed, cosigned ─► paths of the leaves that stay in `audit_kept`
+        ─► row in `audit_disposal` ─► the other leaves deleted
 
-A crash anywhere leaves whole tiles: untouched, or disposed of with the paths of the leaves that stay.  What
-is left is deleted when the disposal is run again.  Fails closed: a tile that is not the one of the tree is
-not deleted, because it is evidence.
+A crash anywhere leaves a log that works and verifies: until the row is there nothing is gone, and from then
+on a tile is either whole or has its paths only.  Run again, it completes what is left.  Fails closed: a tile
+that is not the one of the tree is not deleted, because it is evidence.
 
 On PostgreSQL the role that owns the tables is needed: gateways have no DELETE on leaves.
 """
@@ -56,18 +56,31 @@ class DisposalStore(SqlStore):
         with self._reading() as connection:
             return connection.execute(query).scalar_one_or_none()
 
-    def begin(self, disposal: Disposal) -> None:
-        """
-        Make a disposal known that is recorded, signed and cosigned: from now on its leaves may go.
+    def is_complete(self, disposal: Disposal) -> bool:
+        """Whether a disposal is known, and all that it disposes of is gone."""
+        with self._reading() as connection:
+            known = read_disposal(connection).below
+            return known >= disposal.below and _first_left(connection, 0, known) is None
 
-        An intent that an earlier disposal kept goes once its request's end goes, too.
-        """
+    def keep(self, below: int) -> Iterator[int]:
+        """Write the paths of the leaves that will stay; yield how far it is done, after every transaction."""
+        with self._reading() as connection:
+            done = read_disposal(connection).below
+        while done < below:
+            with self._writing() as connection:
+                for number in range(done // TILE_WIDTH, min(done // TILE_WIDTH + TILES, below // TILE_WIDTH)):
+                    _keep_of_tile(connection, number, below)
+                    done = (number + 1) * TILE_WIDTH
+            yield done
+
+    def begin(self, disposal: Disposal) -> None:
+        """Make a disposal known of which the paths are kept: from now on its leaves may go."""
         with self._writing() as connection:
             if read_disposal(connection).below < disposal.below:
                 connection.execute(delete(audit_disposal))
                 row = {"id": 1, "below": disposal.below, "idx": disposal.index}
                 connection.execute(insert(audit_disposal).values(row))
-        # A crash before this line: readers expect no leaf below, and may still find some.
+        # A crash before this line: readers expect no leaf below, and find them still.
 
     def run(self) -> Iterator[int]:
         """Delete what is disposed of and still there; yield how far it is done, after every transaction."""
@@ -77,7 +90,7 @@ class DisposalStore(SqlStore):
         while done < below:
             with self._writing() as connection:
                 self._overwrite(connection)
-                done = _dispose_from(connection, done, below)
+                done = _delete_from(connection, done, below)
             yield done
         with self._writing() as connection:
             self._overwrite(connection)
@@ -89,38 +102,54 @@ class DisposalStore(SqlStore):
             connection.exec_driver_sql("PRAGMA secure_delete = ON")
 
 
-def _dispose_from(connection: Connection, done: int, below: int) -> int:
-    """Dispose of the next few tiles that are there; return how far it is done."""
+def _delete_from(connection: Connection, done: int, below: int) -> int:
+    """Delete the leaves of the next few tiles that are there; return how far it is done."""
     for _ in range(TILES):
-        query = select(audit_leaves.c.idx).where(
-            audit_leaves.c.idx >= done, audit_leaves.c.idx < below, ~_IS_KEPT
-        )
-        first = connection.scalar(query.order_by(audit_leaves.c.idx).limit(1))
+        first = _first_left(connection, done, below)
         if first is None:
             return below
         number = first // TILE_WIDTH
-        _dispose_tile(connection, number, below)
-        done = (number + 1) * TILE_WIDTH
+        start, done = number * TILE_WIDTH, (number + 1) * TILE_WIDTH
+        _read_tile(connection, number)
+        gone = delete(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < done, ~_IS_KEPT)
+        connection.execute(gone)
     return done
 
 
-def _dispose_tile(connection: Connection, number: int, below: int) -> None:
+def _first_left(connection: Connection, start: int, below: int) -> int | None:
+    query = select(audit_leaves.c.idx).where(
+        audit_leaves.c.idx >= start, audit_leaves.c.idx < below, ~_IS_KEPT
+    )
+    return connection.execute(query.order_by(audit_leaves.c.idx).limit(1)).scalar_one_or_none()
+
+
+def _keep_of_tile(connection: Connection, number: int, below: int) -> None:
+    start = number * TILE_WIDTH
+    leaves = _read_tile(connection, number)
+    hashes = [leaf.leaf_hash for leaf in leaves]
+    paths = [
+        {"idx": leaf.index, "path": b"".join(path_in_tile(hashes, leaf.index - start))}
+        for leaf in _kept(connection, leaves, below)
+    ]
+    # Those of a run that was interrupted are written again.
+    connection.execute(delete(audit_kept).where(audit_kept.c.idx.between(start, start + TILE_WIDTH - 1)))
+    if paths:
+        connection.execute(insert(audit_kept), paths)
+
+
+def _read_tile(connection: Connection, number: int) -> list[Leaf]:
+    """Return the leaves of a tile; raises AuditVerificationError unless they are those of the tree."""
     start, end = number * TILE_WIDTH, (number + 1) * TILE_WIDTH
     leaves = read_leaves(connection, start, end)
-    hashes = [hash_leaf(leaf.leaf) for leaf in leaves]
     is_whole = [leaf.index for leaf in leaves] == list(range(start, end))
-    if not is_whole or tiles_of(connection).read(1, number, number + 1) != [root_from_leaf_hashes(hashes)]:
+    is_whole = is_whole and all(hash_leaf(leaf.leaf) == leaf.leaf_hash for leaf in leaves)
+    root = root_from_leaf_hashes(leaf.leaf_hash for leaf in leaves)
+    if not is_whole or tiles_of(connection).read(1, number, number + 1) != [root]:
         raise AuditVerificationError(
             f"stored entries between {start} and {end - 1} are not those of the log: nothing of them is "
             "disposed of; keep the database as it is, and compare it with an export"
         )
-    kept = _kept(connection, leaves, below)
-    paths = [{"idx": leaf.index, "path": b"".join(path_in_tile(hashes, leaf.index - start))} for leaf in kept]
-    if paths:
-        connection.execute(insert(audit_kept), paths)
-    connection.execute(
-        delete(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end, ~_IS_KEPT)
-    )
+    return leaves
 
 
 def _kept(connection: Connection, leaves: Sequence[Leaf], below: int) -> list[Leaf]:
