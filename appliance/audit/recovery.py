@@ -53,7 +53,7 @@ def recover(store: AuditStore, sealed_note: str | None, verifier_key: VerifierKe
     notes = [("sealed head", sealed_note), ("latest checkpoint", latest.note if latest else None)]
     signed = [_verified(name, note, verifier_key) for name, note in notes if note is not None]
     head = store.head()
-    check_disposal(store, head)
+    check_disposal(store)
     if store.leaves(head.size, head.size + 1) and store.head() == head:
         raise _damaged(head, "there are more")
     for checkpoint in signed:
@@ -74,7 +74,7 @@ def _verified(name: str, note: str, verifier_key: VerifierKey) -> Checkpoint:
         raise AuditVerificationError(f"the log's {name} was not signed with this key: {error}") from error
 
 
-def check_disposal(store: AuditStore, head: Head) -> None:
+def check_disposal(store: AuditStore) -> None:
     """Raise AuditVerificationError unless an entry says what the store says was disposed of."""
     disposal = store.disposal()
     if not disposal.below:
@@ -86,7 +86,9 @@ def check_disposal(store: AuditStore, head: Head) -> None:
         entry = None
     is_recorded = entry is not None and entry.type is EntryType.AUDIT_DISPOSED
     if entry is None or not is_recorded or entry.fields["below"] != disposal.below:
-        raise _damaged(head, f"no entry says that {disposal.below} entries were disposed of")
+        raise AuditVerificationError(
+            f"the audit database is damaged: no entry disposes of {disposal.below} entries: {_REMEDY}"
+        )
 
 
 def _check_signed(store: AuditStore, head: Head, checkpoint: Checkpoint) -> None:

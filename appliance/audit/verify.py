@@ -2766,6 +2766,9 @@ def check_disposed(directory: Path, report: Report, tiles: Tiles, seen: str = ""
         raise InvalidError(f"`disposed` names entry {index}, which is not that of the log")
     if parse_leaf(leaf, report.origin).get("root") != _show_hash(tiles.root_at(below)):
         report.add_problem(f"entry {index} disposes of other entries than the first {below} of this log")
+    first = _time_of_entry(directory, below, report.size)
+    if first is None or first > _milliseconds(report.disposed_at) - LEAST_DAYS * 86_400_000:
+        report.add_problem(f"entry {below}, the first that stays, was younger than {LEAST_DAYS} days")
     if seen > report.disposed_newest:
         report.add_problem(
             f"entries of {seen} are gone, and the entry that disposes of them calls them older"

@@ -140,7 +140,8 @@ class _Scan:
         except (ValueError, KeyError, TypeError, RecursionError):
             return self._ends(f"entry {self._next} cannot be read")
         if time >= self._before:
-            return self._ends(f"entry {self._next} is of {time}")
+            # The first entry that stays is as old as those that go, which everyone can check.
+            return self._ends(f"entry {self._next} is of {time}", size=self._next - 1)
         if kept := self._keeps(entry):
             return self._ends(kept)
         if (leaf.index - self._start) % TILE_WIDTH == 0:
@@ -161,6 +162,6 @@ class _Scan:
             return f"{name} is stored, and entry {self._next} created it"
         return None
 
-    def _ends(self, rule: str) -> bool:
-        self.limits.append(Limit(rule=rule, size=self._next))
+    def _ends(self, rule: str, *, size: int | None = None) -> bool:
+        self.limits.append(Limit(rule=rule, size=self._next if size is None else size))
         return False

@@ -32,6 +32,7 @@ from appliance.audit.merkle import (
     root_from_leaf_hashes,
     root_of_tile,
 )
+from appliance.audit.recovery import check_disposal
 from appliance.audit.store import AuditStore, Leaf
 from appliance.errors import AuditUnavailableError, AuditVerificationError
 from appliance.infra.files import OWNER_ONLY, write_atomically
@@ -136,6 +137,7 @@ class SelfCheck:
             if self._progress.damaged_tile is not None and self._progress.damaged_tile * TILE_WIDTH < size:
                 self._check_tile(self._progress.damaged_tile, size)
             self._check_root(HashTree(size, self._store.hashes).root(), size, root)
+            check_disposal(self._store)
             self._save(replace(self._progress, damage=None, damaged_tile=None))
             self._continue(size, root)
         except (DamagedError, AuditVerificationError) as error:

@@ -235,7 +235,7 @@ def test_another_log_that_disposed_of_what_a_state_remembers_has_diverged(
 
 
 def test_entries_called_older_than_they_were_are_found_by_who_verified_them(log, export, signer, tmp_path):
-    """The log's operator disposes of young entries, and the entry lies about their age."""
+    """The log's operator disposes of young entries, and the entry lies about their age.  Others see the next."""
     state = tmp_path / "state"
     verified(export(log.store, "before"), signer, "--state", state)
     log.fill(700)
@@ -255,8 +255,11 @@ def test_entries_called_older_than_they_were_are_found_by_who_verified_them(log,
     log.append((EntryType.AUDIT_DISPOSED, lie))
     log.sign()
     _remove(log)
-    report = verified(export(log.store, "after"), signer, "--state", state)
-    assert "the entry that disposes of them calls them older" in report["problems"][0]
+    after = export(log.store, "after")
+    [first] = verified(after, signer)["problems"]
+    assert f"entry {below}, the first that stays, was younger than 183 days" in first
+    [_, second] = verified(after, signer, "--state", state)["problems"]
+    assert "the entry that disposes of them calls them older" in second
 
 
 def test_a_held_checkpoint_of_disposed_entries_is_said_not_to_be_comparable(log, export, signer, tmp_path):
@@ -297,8 +300,11 @@ def test_a_gateway_that_cannot_check_the_log_any_more_does_not_start(sql_store, 
 def test_a_start_refuses_a_disposal_that_no_entry_records(log, signer, database):
     sealed = log.sign()
     database(("INSERT INTO audit_disposal VALUES (1, 512, 5)",))
-    with pytest.raises(AuditVerificationError, match="no entry says"):
+    with pytest.raises(AuditVerificationError, match="no entry disposes of"):
         recover(log.store, sealed, signer.verifier_key, "gateway")
+    check = SelfCheck(log.store, None, verify_seconds=1.0, clock=log.clock, rest=lambda _seconds: None)
+    with pytest.raises(DamagedError, match="no entry disposes of"):
+        check.round(log.tree.size, base64.b64encode(log.tree.root()).decode())
 
 
 # Attacks.

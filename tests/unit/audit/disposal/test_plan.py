@@ -36,7 +36,13 @@ def test_whole_tiles_of_old_entries_go():
     plan = make_plan(ALL, leaves(5000), BEFORE)
     assert (plan.previous, plan.below, plan.entries) == (0, 1792, 1792)  # 2000 entries are old: seven tiles
     assert plan.newest == format_time(1791 * 1000)
-    assert plan.limits[0].size == 2000
+    assert plan.limits[0].size == 1999
+
+
+def test_the_first_entry_that_stays_is_old_as_well():
+    """Everyone can see it, so that no one has to believe how old the others were."""
+    assert make_plan(ALL, leaves(5000), format_time(1792 * 1000)).below == 1536
+    assert make_plan(ALL, leaves(5000), format_time(1793 * 1000)).below == 1792
 
 
 def test_a_later_disposal_continues():
@@ -61,7 +67,6 @@ def test_every_rule_keeps_entries(fact, size):
         {"type": "file.created", "file": "file-1"},
         {"type": "batch.created", "batch": "batch-1"},
         {"time": format_time(2_000_000)},
-        {"time": format_time(9_000_000)},
         {"time": None},
     ],
 )
