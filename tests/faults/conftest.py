@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.timestamps.timestamping import latest_text
 from appliance.infra.data_directory import locate
-from tests.audit_log import prepare, settings_for
+from tests.audit_log import prepare, settings_for, signer_in
+from tests.disposed_log import DAY_MS, aged, plan_of, record
 from tests.faults.injection import AT_A_TIME, PLOTS, Tally, Template, WriterServer, look_at
 from tests.timestamp_authority import TimestampAuthority
 
@@ -71,12 +73,24 @@ def templates(servers, tmp_path_factory):
         run("spool", "spooled", "closed")
         shutil.copytree(base / "closed", base / "stampable")
         _have_stamped(base / "stampable")
+        shutil.copytree(base / "new", base / "disposable")
+        _have_recorded_a_disposal(base / "disposable")
     finally:
         servers.put(server)
     return {
         name: Template(directory=base / name, told=told.get(name, []))
-        for name in ("new", "small", "closed", "tiled", "full", "spooled", "stampable")
+        for name in ("new", "small", "closed", "tiled", "full", "spooled", "stampable", "disposable")
     }
+
+
+def _have_recorded_a_disposal(directory):
+    """Write an old log in the directory, of which a signed entry disposes in part."""
+    installation = locate(settings_for(directory))
+    store = SqlAuditStore(installation.database_url)
+    log = aged(store, signer_in(directory), old=700, step_ms=DAY_MS)
+    record(log, plan_of(log))
+    SealedHead(installation.sealed_head).write(store.latest_checkpoint().note)
+    store.close()
 
 
 def _have_stamped(directory):

@@ -72,11 +72,12 @@ PLOTS = {
     "stamp": Plot(task="stamp", template="stampable"),
     "forward": Plot(task="forward", template="small"),
     "check": Plot(task="check", template="tiled", files=CHECK_FILES),
+    "dispose": Plot(task="dispose", template="disposable"),
 }
 """Making the database; writing entries and checkpoints; the same when SQLite moves its write-ahead log
 into the database; closing it; writing to the spool while the database takes nothing; bringing what was
 spooled into the log; keeping a time stamp; forwarding the log to a SIEM; the self-check, which keeps its
-progress."""
+progress; removing disposed entries."""
 PATIENCE_SECONDS = 120
 AT_A_TIME = 2
 """Writers that run side by side."""
@@ -277,8 +278,11 @@ def judge(server: WriterServer, directory: Path, before: list[dict], run: Run) -
         except verify.InvalidError as error:
             return f"a published checkpoint is invalid: {error}"
     report = verify.verify_export(directory / "export", key, held)
-    if report.exit_code is not verify.ExitCode.VALID:
+    expected = verify.ExitCode.ERASED if report.gone_below else verify.ExitCode.VALID
+    if report.exit_code is not expected:
         return f"the auditor finds: {verify.render(report)}"
+    if told.reports("disposing"):
+        return _undisposed(server, directory, key)
     leaves = list(verify.read_leaves(directory / "export", report.size))
     return (
         _missing(leaves, told)
@@ -302,6 +306,21 @@ def _lost_stamps(directory: Path, run: Run) -> str | None:
     found = {path.name.partition("-")[2] for path in (directory / "export" / "timestamps").glob("*")}
     gone = [size for size in run.reports("stamped") if f"{size}.tsr" not in found]
     return f"the time stamp of {gone[0]} entries was kept, and is gone" if gone else None
+
+
+def _undisposed(server: WriterServer, directory: Path, key: verify.Key) -> str | None:
+    """Run the disposal again: everything it disposes of is gone then, and the auditor finds nothing."""
+    again = server.run("dispose", directory)
+    if again.ended:
+        return f"the disposal does not continue: {again.told} {server.errors}"
+    shutil.rmtree(directory / "export")
+    recovered = server.run("recover", directory)
+    if recovered.ended:
+        return f"the log does not start after the disposal: {recovered.told} {server.errors}"
+    report = verify.verify_export(directory / "export", key, None)
+    if report.exit_code is not verify.ExitCode.ERASED or report.left_entries or not report.kept_entries:
+        return f"after the disposal the auditor finds: {verify.render(report)}"
+    return None
 
 
 def _skipped(server: WriterServer, directory: Path, told: Run, size: int) -> str | None:

@@ -13,8 +13,9 @@ whole or not at all: `pid`; `acknowledged` (index, entry id and leaf hash of an 
 returned; the id alone for one in the spool); `refused` (type and request); `published` (a checkpoint
 that others may hold from now on); `cosigned` (status of a witness's answer); `stamped` (a time stamp
 that was kept, with its size); `forwarding` and `forwarded` (a forwarder began; index of an entry that it
-has sent); `checked` (entries that a whole pass of the self-check found sound); `stopped` (one of our errors
-ended the task); and from the parent `ended` (exit status, or minus the signal).
+has sent); `checked` (entries that a whole pass of the self-check found sound); `disposing` (a disposal
+began, of so many entries); `stopped` (one of our errors ended the task); and from the parent `ended` (exit
+status, or minus the signal).
 """
 
 import asyncio
@@ -35,6 +36,8 @@ import alembic.command  # noqa: F401 - loaded once, here: a new database needs i
 from cryptography import x509
 from sqlalchemy import event
 
+from appliance.audit.disposal import store as disposal_store
+from appliance.audit.disposal.disposing import Disposing
 from appliance.audit.durability import selfcheck
 from appliance.audit.durability.durable import DurableLog
 from appliance.audit.durability.selfcheck import SelfCheck
@@ -240,6 +243,19 @@ def check(directory: Path, hold: Callable[[], None]) -> None:
             os._exit(0)
 
 
+def dispose(directory: Path, hold: Callable[[], None]) -> None:
+    """Carry out the disposal that is recorded, in as many transactions as it has tiles."""
+    store = open_store(directory)
+    disposal_store.TILES = 1
+    disposing = Disposing(store=store)
+    recorded = disposing.recorded()
+    tell(disposing=recorded.below if recorded else 0)
+    hold()
+    if recorded:
+        list(disposing.carry_out(recorded))
+    os._exit(0)
+
+
 def recover(directory: Path, _hold: Callable[[], None]) -> None:
     """Start as after a crash, stop in order, and export what an auditor would be given."""
     with closing(AsLeft(locate(settings_for(directory)).database_url)) as left:
@@ -258,18 +274,7 @@ def recover(directory: Path, _hold: Callable[[], None]) -> None:
 TASKS = {
     task.__name__: task
     for task in (
-        create,
-        write,
-        close,
-        fill,
-        pad,
-        spool,
-        drain,
-        carelessly,
-        cosign,
-        stamp,
-        forward,
-        check,
+        *(create, write, close, fill, pad, spool, drain, carelessly, cosign, stamp, forward, check, dispose),
         recover,
     )
 }

@@ -235,7 +235,7 @@ def test_another_log_that_disposed_of_what_a_state_remembers_has_diverged(
 
 
 def test_entries_called_older_than_they_were_are_found_by_who_verified_them(log, export, signer, tmp_path):
-    """The log's operator disposes of young entries, and the entry lies about their age.  Others see the next."""
+    """The operator disposes of young entries, and their entry lies; others see the next entry."""
     state = tmp_path / "state"
     verified(export(log.store, "before"), signer, "--state", state)
     log.fill(700)
