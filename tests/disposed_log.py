@@ -17,14 +17,14 @@ DAY_MS = 86_400_000
 class AgedLog:
     """Its own clock moves on with every entry."""
 
-    def __init__(self, store, signer, step_ms=STEP_MS):
-        self.store, self.signer, self.step_ms = store, signer, step_ms
+    def __init__(self, store, signer, step_ms=STEP_MS, began_ms=BEGAN_MS):
+        self.store, self.signer, self.step_ms, self.began_ms = store, signer, step_ms, began_ms
         head = store.head()
         self.tree = CompactRange(head.size, head.subtrees)
 
     @property
     def now_ms(self):
-        return BEGAN_MS + self.tree.size * self.step_ms
+        return self.began_ms + self.tree.size * self.step_ms
 
     @property
     def now(self):
@@ -83,14 +83,14 @@ class AgedLog:
         return note
 
 
-def aged(store, signer, *, old=1100, straddling=True, step_ms=STEP_MS):
+def aged(store, signer, *, old=1100, straddling=True, **pace):
     """
     A log of `old` entries and enough younger ones to make these older than 183 days; exported, signed.
 
     One request begins in an early tile and ends in the last one that will be disposed of, one in the first
     that stays.
     """
-    log = AgedLog(store, signer, step_ms)
+    log = AgedLog(store, signer, **pace)
     log.create_key()
     early = log.begin(1)
     log.fill(old // 2)
@@ -99,7 +99,7 @@ def aged(store, signer, *, old=1100, straddling=True, step_ms=STEP_MS):
     log.fill(old - 40 - log.tree.size)
     if late:
         log.end(late)
-    log.fill(183 * DAY_MS // step_ms)
+    log.fill(183 * DAY_MS // log.step_ms)
     log.read(1, "export")
     log.sign()
     return log

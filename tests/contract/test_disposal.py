@@ -8,8 +8,8 @@ from sqlalchemy.exc import DatabaseError
 
 from appliance.audit import verify
 from appliance.audit.disposal.disposing import Disposing
+from appliance.audit.entry import format_time
 from appliance.audit.export import export_log
-from appliance.audit.forward.cursor import ForwardStore
 from appliance.audit.migrate import copy_log
 from appliance.audit.recovery import recover
 from appliance.audit.store import SqlAuditStore
@@ -18,7 +18,7 @@ from appliance.infra.schema import grants, upgrade_database
 from tests.audit_log import ORIGIN, prepare, signer_in
 from tests.command import run_command
 from tests.consistency import assert_consistent
-from tests.disposed_log import DAY_MS, AgedLog, aged, dispose, plan_of, record
+from tests.disposed_log import DAY_MS, aged, dispose, plan_of, record
 from tests.forwarding import Collected, judge_stream, make_forwarder
 
 
@@ -92,16 +92,17 @@ def test_a_log_with_disposed_entries_moves_to_another_database(log, directory, t
             store.close()
 
 
-def test_a_disposal_that_has_not_ended_is_completed_before_the_log_moves(log, tmp_path, url):
-    disposal = record(log, plan_of(log))
-    steps = Disposing(store=log.store).carry_out(disposal)
-    next(steps)
-    with pytest.raises(StopIteration):
-        while True:
-            next(steps)
-    dispose_again = Disposing(store=log.store).recorded()
-    assert dispose_again is None
-    copy_log(url, f"sqlite:///{tmp_path / 'copy.db'}", progress=lambda _done, _total: None)
+def test_a_disposal_is_completed_before_the_log_moves(log, tmp_path, url, monkeypatch):
+    monkeypatch.setattr("appliance.audit.disposal.store.TILES", 1)
+    disposing, disposal = Disposing(store=log.store), record(log, plan_of(log))
+    steps = disposing.carry_out(disposal)
+    for _ in range(4):  # three tiles with what is kept of them; the first is deleted
+        next(steps)
+    steps.close()
+    with pytest.raises(AuditVerificationError, match="complete the disposal first"):
+        copy_log(url, f"sqlite:///{tmp_path / 'first.db'}", progress=lambda _done, _total: None)
+    list(disposing.carry_out(disposal))
+    copy_log(url, f"sqlite:///{tmp_path / 'second.db'}", progress=lambda _done, _total: None)
 
 
 async def test_a_new_siem_gets_the_log_from_behind_the_disposal_and_can_prove_it(log, directory, tmp_path):
@@ -135,15 +136,14 @@ def appliance(tmp_path, monkeypatch, directory):
 
 @pytest.fixture
 def old_log(directory, open_store):
-    """A log of real age: its newest entries are of today."""
+    """A log of real age: its newest entries are of the last days."""
     store = open_store(f"sqlite:///{directory / 'audit.db'}")
-    log = aged(store, signer_in(directory), old=1000, step_ms=DAY_MS)
-    assert log.now_ms < time.time() * 1000  # noqa: TID251 - the command's clock
-    return log
+    began_ms = int(time.time() * 1000) - 1190 * DAY_MS  # noqa: TID251 - the command's clock
+    return aged(store, signer_in(directory), old=1000, step_ms=DAY_MS, began_ms=began_ms)
 
 
 def test_the_command_shows_first_and_removes_only_with_yes(appliance, old_log, directory):
-    before = "2026-05-01"
+    before = format_time(old_log.now_ms - 200 * DAY_MS)
     code, said = appliance("--before", before)
     assert code == 0, said
     assert "entries 0 to 767" in said
