@@ -170,12 +170,19 @@ A directory in `tlog-tiles` layout that covers exactly its checkpoint:
 | `tile/entries/<N>` | 256 leaves, each after its length as two bytes, big-endian |
 | `tile/0/<N>` | the 256 leaf hashes of that bundle |
 | `tile/<L>/<N>` | 256 roots of full tiles of the level below |
+| `disposed` | index of the `audit.disposed` entry, if entries were disposed of |
+| `kept/<index>` | of each disposed entry that stays: eight hashes, its path in its tile, and the leaf |
 | `witnessed/<N>-<size>` | the newest checkpoints that witnesses cosigned |
 | `timestamps/<N>-<size>.tsr` | time stamps (RFC 3161, TimeStampResp) over the text of that checkpoint |
 | `payloads/<request id>.<part>` | kept content: 12 bytes of nonce, AES-256-GCM ciphertext |
 
 `<N>` is written in groups of three digits, all but the last with an `x`: tile 1234067 is `x001/x234/067`.
 The last tile of a level may hold fewer; its path then ends in `.p/<how many>`.
+
+Of a log with disposed entries, bundles and tiles of level 0 begin at `below` of the `audit.disposed` entry;
+tiles of level 1 and above are complete. A path has the sibling of the leaf first. Bundles below may be there
+while their removal has not ended; they must be those of the tree. Older checkpoints and time stamps are left
+out if their size is below and no multiple of 256.
 
 A time stamp's message imprint is SHA-256 of a checkpoint's text: origin, `<size>` and the root of the first
 `<size>` leaves, without signatures.

@@ -73,8 +73,8 @@ def verify(
     """
     Verify the whole log; the exit code is the verdict.
 
-    0 valid, 10 valid with erased payloads, 2 invalid, 3 diverged from --held or a witness, 4 incomplete, 5
-    fewer witnesses than needed, 7 fewer time stamps than needed.
+    0 valid, 10 valid with erased payloads or disposed entries, 2 invalid, 3 diverged from --held or a
+    witness, 4 incomplete, 5 fewer witnesses than needed, 7 fewer time stamps than needed.
     """
     settings = settings_from(config, data)
     with open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
