@@ -21,6 +21,8 @@ from prometheus_client import (
 )
 
 from appliance.audit.content.retention import MISDATED
+from appliance.audit.disposal.automatic import AutomaticDisposal
+from appliance.audit.disposal.disposing import Disposing
 from appliance.audit.durability.guarded import GuardedLog, LogFiles, open_guarded
 from appliance.audit.entry import new_entry_id
 from appliance.audit.forward.cef import render_cef
@@ -43,6 +45,7 @@ from appliance.audit.timestamps.timestamping import Timestamping
 from appliance.audit.witness.witness_client import open_witnessing
 from appliance.audit.witness.witnessing import Witnessing
 from appliance.control.override import SqlOverrideStore
+from appliance.gateway.batch.store import SqlBatchStore
 from appliance.gateway.body_parsers import BodyParsers
 from appliance.gateway.capture import OpenContent, open_content
 from appliance.gateway.cost.meter import CostMeter
@@ -85,6 +88,7 @@ class OpenedParts:
     witnessing: Witnessing
     timestamping: Timestamping
     forwarder: Forwarder | None  # None unless `audit.forward` is set
+    disposal: AutomaticDisposal | None  # None unless `audit.dispose_after_days` is set, and on PostgreSQL
     limits: Limiter
     bodies: BodyParsers
     costs: CostMeter
@@ -221,6 +225,7 @@ class GatewayOpener:
                 witnessing=witnessing,
                 timestamping=timestamping,
                 forwarder=self._make_forwarder(store, database, metrics),
+                disposal=self._make_disposal(store, database),
                 limits=limits,
                 bodies=stack.enter_context(closing(BodyParsers())),
                 costs=costs,
@@ -240,6 +245,19 @@ class GatewayOpener:
                 overrides=SqlOverrideStore(database),
                 tenant_store=SqlTenantStore(database, RosterMac.of(installation)),
             )
+
+    def _make_disposal(self, store: SqlAuditStore, database: Database) -> AutomaticDisposal | None:
+        settings = self.settings.audit
+        if settings.dispose_after_days is None or store.shared:
+            return None
+        return AutomaticDisposal(
+            disposing=Disposing.of(store, settings),
+            files=SqlBatchStore(database).stored_ids,
+            days=settings.dispose_after_days,
+            origin=settings.origin,
+            clock=WALL_CLOCK,
+            report=partial(_report_disposal, self.logger),
+        )
 
     def _make_forwarder(self, store: SqlAuditStore, database: Database, metrics: Metrics) -> Forwarder | None:
         settings = self.settings.audit.forward
@@ -324,6 +342,13 @@ def _report_timestamps(logger: Logger, event: str, problem: str | None) -> None:
         logger.warning(event, reason=problem)
     else:
         logger.info(event)
+
+
+def _report_disposal(logger: Logger, event: str, detail: str, *, is_problem: bool) -> None:
+    if is_problem:
+        logger.warning(event, error=detail)
+    else:
+        logger.info(event, detail=detail)
 
 
 def _report_witness(logger: Logger, name: str, problem: str | None) -> None:

@@ -133,6 +133,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             opened.witnessing.run(),
             opened.timestamping.run(),
             *([opened.forwarder.run()] if opened.forwarder else []),
+            *([opened.disposal.run()] if opened.disposal else []),
             parts.batches.run(),
             opened.limits.run(),
             opened.costs.run(),

@@ -7,26 +7,23 @@ entries.  Interrupted at any point, the same command continues.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import closing
 from typing import Annotated
 
 import typer
-from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.audit.content.retention import parse_line, parse_moment
 from appliance.audit.disposal.disposing import Disposing
-from appliance.audit.disposal.plan import DAY_MS, Plan
+from appliance.audit.disposal.plan import Plan
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.stored import Disposal
 from appliance.cli.audit_maintenance import progress_bar
 from appliance.cli.common.audit_log import has_log
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import AuditUnavailableError, ConfigurationError
-from appliance.gateway.batch.tables import batch_files, batches
+from appliance.gateway.batch.store import SqlBatchStore
 from appliance.infra.data_directory import locate
-from appliance.infra.database import first_line
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
 
@@ -59,12 +56,7 @@ def dispose(
     if url is None and not has_log(settings):
         raise ConfigurationError(f"there is no audit log in {locate(settings).directory}: pass --data")
     with closing(SqlAuditStore(url or locate(settings).database_url)) as store:
-        disposing = Disposing(
-            store=store,
-            witnesses=[witness.name for witness in settings.audit.witnesses],
-            destination=settings.audit.forward.destination if settings.audit.forward else None,
-            is_timestamped=settings.audit.timestamp_certificate_file is not None,
-        )
+        disposing = Disposing.of(store, settings.audit)
         recorded = disposing.recorded()
         if recorded is not None:
             typer.echo(f"entry {recorded.index} disposes of the first {recorded.below} entries already")
@@ -82,8 +74,10 @@ def _record(
     """Show what may be disposed of, and record it if it is to be carried out."""
     legal_basis = parse_line({"basis": basis}, "basis")
     now_ms = int(wall_clock() * 1000)
-    cutoff_ms = _cutoff(settings, before, now_ms)
-    plan = disposing.plan(cutoff_ms, now_ms=now_ms, files=_stored_files(disposing.store))
+    cutoff_ms = _cutoff(settings, disposing, before, now_ms)
+    plan = disposing.plan(
+        cutoff_ms, now_ms=now_ms, files=SqlBatchStore(disposing.store.database).stored_ids()
+    )
     _show(plan)
     if not plan.entries or not yes:
         return None
@@ -98,13 +92,13 @@ def _record(
     return Disposal(below=plan.below, index=index)
 
 
-def _cutoff(settings: Settings, before: str | None, now_ms: int) -> int:
+def _cutoff(settings: Settings, disposing: Disposing, before: str | None, now_ms: int) -> int:
     days = settings.audit.dispose_after_days
     if before is not None:
         return parse_moment(before, "before")
     if days is None:
         raise ConfigurationError("pass --before TIME, or set audit.dispose_after_days")
-    return now_ms - days * DAY_MS
+    return disposing.latest_cutoff(now_ms, days)
 
 
 def _show(plan: Plan) -> None:
@@ -130,15 +124,3 @@ def _wait_until(unseen: Callable[[], str | None], seconds: float) -> None:
         if time.monotonic() >= deadline:
             raise AuditUnavailableError(f"{reason}; nothing was removed: run the same command again")
         time.sleep(POLL_SECONDS)
-
-
-def _stored_files(store: SqlAuditStore) -> Collection[str]:
-    """Ids of the files and batches that are stored."""
-    try:
-        with store.database.engine(5.0).execution_options(writes=False).begin() as connection:
-            return {
-                *connection.scalars(select(batch_files.c.id)),
-                *connection.scalars(select(batches.c.id)),
-            }
-    except SQLAlchemyError as error:
-        raise AuditUnavailableError(f"files and batches could not be read: {first_line(error)}") from error

@@ -689,7 +689,8 @@ class AuditSettings(Section):
     payload_retention_days: Annotated[int, Field(ge=1)] | None = None
     """Default age at which `appliance audit prune` erases content; entries stay."""
     dispose_after_days: Annotated[int, Field(ge=183)] | None = None
-    """Age at which `appliance audit dispose` removes entries; null: entries stay."""
+    """Age at which entries are removed: on SQLite by the gateway, once a day; on PostgreSQL by
+    `appliance audit dispose`, which you run as the owner's role.  Null: entries stay."""
     two_person: bool = False
     """Erasing kept content and releasing a legal hold wait for the approval of a second administrator, up to
     a day; pruning by `payload_retention_days` does not.  Set it on every gateway."""

@@ -7,11 +7,12 @@ The entry is appended next to those of gateways, which sign it with their next c
 from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from appliance.audit.append import append_entry
 from appliance.audit.content.payloads import SqlPayloadStore
 from appliance.audit.cosigned import CosignedCheckpoints, newest_by_witness
-from appliance.audit.disposal.plan import Facts, Plan, check_cutoff, latest_cutoff, make_plan
+from appliance.audit.disposal.plan import LEAST_DAYS, Facts, Plan, check_cutoff, latest_cutoff, make_plan
 from appliance.audit.disposal.store import DisposalStore
 from appliance.audit.entry import JSON, format_time
 from appliance.audit.entry_types import EntryType
@@ -21,6 +22,7 @@ from appliance.audit.store import CHUNK, SqlAuditStore
 from appliance.audit.stored import Disposal, Leaf
 from appliance.audit.timestamps.store import Timestamps
 from appliance.errors import ControlRefusedError
+from appliance.infra.settings import AuditSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +36,28 @@ class Disposing:
     """Of the SIEM; None if the log is not forwarded."""
     is_timestamped: bool = False
 
+    @classmethod
+    def of(cls, store: SqlAuditStore, settings: AuditSettings) -> Self:
+        return cls(
+            store=store,
+            witnesses=[witness.name for witness in settings.witnesses],
+            destination=settings.forward.destination if settings.forward else None,
+            is_timestamped=settings.timestamp_certificate_file is not None,
+        )
+
     def plan(self, before_ms: int, *, now_ms: int, files: Collection[str]) -> Plan:
         """
-        Decide what may be disposed of; `files` are the stored files and batches.
+        Decide what may be disposed of; `files` are as in `Facts`.
 
         Raises ControlRefusedError if `before_ms` is too late.
         """
-        check_cutoff(format_time(before_ms), format_time(self._latest_cutoff(now_ms)))
+        check_cutoff(format_time(before_ms), format_time(self.latest_cutoff(now_ms)))
         facts = self._facts(files)
         return make_plan(facts, self._leaves(facts.disposed), format_time(before_ms))
 
-    def _latest_cutoff(self, now_ms: int) -> int:
-        return max(0, latest_cutoff(now_ms, self._evidence_ms()))
+    def latest_cutoff(self, now_ms: int, days: int = LEAST_DAYS) -> int:
+        """Return the time, in milliseconds, before which entries are older than so many days."""
+        return max(0, latest_cutoff(now_ms, self._evidence_ms(), days))
 
     def _facts(self, files: Collection[str]) -> Facts:
         database, latest = self.store.database, self.store.latest_checkpoint()

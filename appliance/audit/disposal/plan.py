@@ -49,7 +49,7 @@ class Facts:
     held: Collection[str] = ()
     """Tenants under a legal hold."""
     files: Collection[str] = ()
-    """Files and batches that are stored."""
+    """Files that are stored and batches that have not ended; the keys of an erasure are chosen by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +68,14 @@ class Plan:
         return max(0, self.below - self.previous)
 
 
-def latest_cutoff(now_ms: int, evidence_ms: Iterable[int]) -> int:
+def latest_cutoff(now_ms: int, evidence_ms: Iterable[int], days: int = LEAST_DAYS) -> int:
     """
-    Return the time before which entries may be disposed of at all.
+    Return the time before which entries are older than so many days.
 
     `evidence_ms` are times of witnesses and of the time-stamp authority, if there are any: the clock of this
     machine may be ahead.
     """
-    return min([now_ms, *evidence_ms]) - LEAST_DAYS * DAY_MS
+    return min([now_ms, *evidence_ms]) - days * DAY_MS
 
 
 def check_cutoff(before: str, latest: str) -> None:

@@ -90,6 +90,12 @@ class SqlBatchStore(SqlStore):
             count, size = _usage(connection, tenant)
         _refuse_over(quota, count + more_files, size + more_bytes)
 
+    def stored_ids(self) -> set[str]:
+        """Ids of all tenants' stored files, and of batches that have not ended: their keys may be in use."""
+        with self._reading() as connection:
+            open_batches = connection.scalars(select(_BATCH.id).where(_BATCH.status.in_(OPEN)))
+            return {*connection.scalars(select(_FILE.id)), *open_batches}
+
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
         query = select(batch_files).where(
             _FILE.id == file_id, _FILE.tenant == tenant, _FILE.deleted.is_(None)
