@@ -5,7 +5,7 @@ Each gets the history (see `tests.attacks.scene`) and changes the log like an at
 """
 
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -118,6 +118,67 @@ def append_an_entry(past: Past) -> None:
         size=tree.size,
         root=tree.root(),
         frontier=b"".join(tree.subtrees),
+    )
+
+
+def dispose_without_an_entry(past: Past) -> None:
+    past.scene.run(
+        "INSERT INTO audit_disposal (id, below, idx) VALUES (1, :below, :idx)",
+        "DELETE FROM audit_leaves WHERE idx < :below",
+        below=TILE_WIDTH,
+        idx=TILE_WIDTH + VICTIM,
+    )
+
+
+def dispose_of_young_entries(past: Past) -> None:
+    rows = past.scene.rows("SELECT leaf_hash FROM audit_leaves ORDER BY idx LIMIT :width", width=TILE_WIDTH)
+    lie = {
+        "below": TILE_WIDTH,
+        "previous": 0,
+        "root": b64encode(root_from_leaf_hashes(row["leaf_hash"] for row in rows)).decode(),
+        "newest": "2001-01-01T00:00:00.000Z",
+        "exported": TILE_WIDTH,
+        "legal_basis": "none",
+        "actor": "cli:root",
+    }
+    past.scene.append(EntryType.AUDIT_DISPOSED, lie)
+    (size,) = past.scene.rows("SELECT size FROM audit_head")
+    past.scene.run(
+        "INSERT INTO audit_disposal (id, below, idx) VALUES (1, :below, :idx)",
+        "DELETE FROM audit_leaves WHERE idx < :below",
+        below=TILE_WIDTH,
+        idx=size["size"] - 1,
+    )
+
+
+def refill_a_disposed_range(past: Past) -> None:
+    (like,) = past.scene.rows("SELECT leaf FROM audit_leaves WHERE idx = :idx", idx=2 * TILE_WIDTH)
+    entry = json.loads(like["leaf"])
+    forged = []
+    for index in range(TILE_WIDTH, 2 * TILE_WIDTH):
+        leaf = json.dumps({**entry, "operation": "export", "id": f"{index:026}"}, separators=(",", ":"))
+        forged.append((index, leaf.encode()))
+    past.scene.run(
+        "DELETE FROM audit_leaves WHERE idx >= :low AND idx < :high", low=TILE_WIDTH, high=2 * TILE_WIDTH
+    )
+    for index, leaf in forged:
+        past.scene.run(
+            "INSERT INTO audit_leaves (idx, leaf, leaf_hash, type) VALUES (:idx, :leaf, :hash, 'audit.read')",
+            idx=index,
+            leaf=leaf,
+            hash=hash_leaf(leaf),
+        )
+
+
+def put_a_key_among_the_kept_entries(past: Past) -> None:
+    (kept,) = past.scene.rows("SELECT leaf FROM audit_leaves WHERE idx = 0")
+    leaf = json.dumps({**json.loads(kept["leaf"]), "key_id": "zyxw7654"}, separators=(",", ":")).encode()
+    past.scene.run(
+        "INSERT INTO audit_leaves (idx, leaf, leaf_hash, type) VALUES (:idx, :leaf, :hash, 'key.created')",
+        "INSERT INTO audit_kept (idx, path) SELECT :idx, path FROM audit_kept WHERE idx = 0",
+        idx=VICTIM,
+        leaf=leaf,
+        hash=hash_leaf(leaf),
     )
 
 

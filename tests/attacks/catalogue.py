@@ -63,6 +63,8 @@ class Attack:
     """The reason, if it is not obvious."""
     is_accepted: bool = False
     """Whether it concerns entries that a gateway has accepted and none has integrated; on PostgreSQL."""
+    has_disposed: bool = False
+    """Whether the log has disposed of entries before the attack."""
 
 
 DATABASE_ONLY = (Loot.DATABASE,)
@@ -212,6 +214,41 @@ ATTACKS = (
         loot=DATABASE_ONLY,
         noticed={Observer.RUNNING: FORK, Observer.START: DAMAGED},
         remark="The entries and the signed checkpoint are untouched, so an export is still right.",
+    ),
+    Attack(
+        name="dispose_without_an_entry",
+        title="Dispose of entries without saying so",
+        what="The oldest 256 entries are deleted, and the database says that they were disposed of.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.SELF_CHECK: DAMAGE, Observer.START: DAMAGED, **ALTERED},
+        remark="The trigger lets go what the database says was disposed of. On PostgreSQL, gateways have no "
+        "right to say so.",
+    ),
+    Attack(
+        name="dispose_of_young_entries",
+        title="Dispose of young entries",
+        what="As before, with an `audit.disposed` entry that calls them older than they are.",
+        loot=DATABASE_ONLY,
+        noticed=GONE,
+        remark="Until a gateway has signed the entry, no export can be made. Then the verifier reports that "
+        "the first entry that stays is too young; with a state of before, also that the entry lies.",
+    ),
+    Attack(
+        name="refill_a_disposed_range",
+        title="Write other entries in the place of disposed ones",
+        what="A tile of disposed entries is filled with others, to show a past that never was.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.SELF_CHECK: DAMAGE, **ALTERED},
+        has_disposed=True,
+    ),
+    Attack(
+        name="put_a_key_among_the_kept_entries",
+        title="Add the creation of an API key to the disposed entries that stay",
+        what="So that a key that was put into the database has an entry that created it.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.SELF_CHECK: DAMAGE, **ALTERED},
+        remark="An entry that stays has to lead to the hash of its tile.",
+        has_disposed=True,
     ),
     Attack(
         name="append_an_entry",

@@ -28,9 +28,10 @@ from appliance.audit.entry import format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log
 from appliance.audit.integration import AcceptedRow, accept_after
-from appliance.audit.merkle import TILE_WIDTH
+from appliance.audit.merkle import TILE_WIDTH, HashTree
 from appliance.audit.pending import EntryMaker
 from appliance.audit.pending_rows import INTEGRATION, Writing
+from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.timestamps.store import Timestamp, Timestamps
 from appliance.audit.timestamps.timestamping import latest_text
@@ -46,6 +47,7 @@ from appliance.tenancy import ApiKey, Tenant
 from appliance.tenancy.edits import revoke_key
 from appliance.tenancy.store import SqlTenantStore, open_tenant_store
 from tests.audit_log import ORIGIN, intent, open_log, outcome, prepare, settings_for, signer_in
+from tests.disposed_log import DAY_MS, aged, dispose
 from tests.forwarding import Collected, make_forwarder
 from tests.timestamp_authority import TimestampAuthority
 from tests.tree_proofs import consistency_proof
@@ -283,10 +285,12 @@ class Scene:
         answer = witness.add_checkpoint(encode_request(AddCheckpoint(old=0, proof=(), note=note)))
         if answer.status == CONFLICT:  # it says at which size it stands
             old = int(answer.text)
-            hashes = [
-                row["leaf_hash"] for row in self.rows("SELECT leaf_hash FROM audit_leaves ORDER BY idx")
-            ]
+            rows = self.rows("SELECT idx, leaf_hash FROM audit_leaves ORDER BY idx")
+            hashes = [row["leaf_hash"] for row in rows]
             proof = consistency_proof(hashes, old, new) if 0 < old < new <= len(hashes) else []
+            if self.rows("SELECT * FROM audit_disposal"):
+                with closing(SqlAuditStore(self.installation.database_url)) as store:
+                    proof = HashTree(new, store.hashes).consistency_proof(old)
             request = AddCheckpoint(old=old, proof=tuple(proof), note=note)
             answer = witness.add_checkpoint(encode_request(request))
         return answer.status == OK
@@ -427,6 +431,33 @@ class Past:
         self.held = self._hold("held")
         """The newest checkpoint, which an auditor has kept."""
         assert self.scene.have_cosigned(self.witness)
+
+    @classmethod
+    def with_disposed_entries(cls, directory: Path, url: str | None = None) -> "Past":
+        """Another log, which is years old: of its first entries it has disposed, as its rules allow."""
+        past = cls.__new__(cls)
+        prepare(directory)
+        if url is not None:
+            upgrade_database(url)
+        past.scene = scene = Scene(directory, url)
+        trusted = parse_verifier_keys(scene.vkey)
+        past.witness_of_monday, past.witness = (
+            _new_witness(directory / name, trusted) for name in ("witness-of-monday", "witness")
+        )
+        with closing(SqlAuditStore(scene.installation.database_url)) as store:
+            log = aged(store, signer_in(directory), old=700, step_ms=DAY_MS, began_ms=0)
+            assert dispose(log).below == 2 * TILE_WIDTH
+            SealedHead(scene.installation.sealed_head).write(log.sign())
+        scene.serve("monday-1", "monday-2")
+        scene.fill(2 * TILE_WIDTH)  # a start reads newer entries only
+        keys = (ApiKey(key_id="abcd2345", digest="01" * 32),)
+        scene.change_tenants(lambda _before: (Tenant(name="acme", keys=keys),))
+        scene.serve("tuesday-1")
+        past.stream_of_monday, past.stream = (directory / name for name in ("stream-of-monday", "stream"))
+        scene.forward(past.stream)
+        past.held_on_monday = past.held = past._hold("held")
+        assert scene.have_cosigned(past.witness)
+        return past
 
     def copy(self, directory: Path, url: str | None = None) -> "Past":
         """The same past in another directory; a database at `url` is a copy already."""

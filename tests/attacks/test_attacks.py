@@ -27,22 +27,24 @@ def postgres():
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def original(request, tmp_path_factory):
-    """A log with a history, and the server its database is on, if any."""
+def originals(request, tmp_path_factory):
+    """Logs with a history, the second with disposed entries, each with its server, if any, and URL."""
     server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
-    url = server.new_database() if server else None
-    past = Past(tmp_path_factory.mktemp("original") / "past", url)
-    past.scene.close()
-    return past, server, url
+    made = []
+    for number, make in enumerate((Past, Past.with_disposed_entries)):
+        url = server.new_database() if server else None
+        made.append((make(tmp_path_factory.mktemp(f"original{number}") / "past", url), server, url))
+        made[-1][0].scene.close()
+    return made
 
 
 @pytest.fixture
-def past(original, tmp_path):
-    """Make copies of that log, to be attacked by the owner of its database."""
-    first, server, url = original
+def past(originals, tmp_path):
+    """Make copies of one of these logs, to be attacked by the owner of its database."""
     made = []
 
-    def past_(name):
+    def past_(name, *, has_disposed=False):
+        first, server, url = originals[has_disposed]
         copied = None
         if server:
             copied = server.url_of(f"{tmp_path.name}_{name}".lower())
@@ -102,18 +104,19 @@ def test_unattacked_accepted_entries_of_a_killed_gateway_come_into_the_log(past)
 def test_an_attack_is_detected_by_exactly_the_observers_in_the_catalogue(attack, past):
     """No other observer, and with exactly this report."""
     carry_out = getattr(attackers, attack.name)
-    before = past("before")
+    before = past("before", has_disposed=attack.has_disposed)
     found = {Observer.DATABASE: _attempt(carry_out, before), **outside_observers(before)}
     found[Observer.START] = starting_gateway(before.scene)
-    during = past("during")
+    during = past("during", has_disposed=attack.has_disposed)
     found |= running_gateway(during, lambda past: _attempt(carry_out, past))
     noticed = {observer: said for observer, said in found.items() if said is not None}
     assert noticed == dict(attack.noticed)
 
 
-def test_no_observer_reports_an_unattacked_log(past):
+@pytest.mark.parametrize("has_disposed", [False, True])
+def test_no_observer_reports_an_unattacked_log(past, has_disposed):
     """The observers report no false positive."""
-    quiet = past("quiet")
+    quiet = past("quiet", has_disposed=has_disposed)
     assert set(outside_observers(quiet).values()) == {None}
     assert starting_gateway(quiet.scene) is None
     assert set(running_gateway(quiet, lambda _past: None).values()) == {None}
@@ -125,6 +128,14 @@ def test_a_key_that_no_entry_created_is_reported_once_it_has_acted(past):
     attackers.act_with_a_key_of_a_forged_mac(robbed)
     assert starting_gateway(robbed.scene) is None
     assert auditor(robbed.scene, "afterwards") == "unknown_keys"
+
+
+def test_a_disposal_of_young_entries_is_reported_once_it_is_signed(past):
+    """By every auditor: the first entry that stays is younger than what may go."""
+    young = past("young")
+    attackers.dispose_of_young_entries(young)
+    assert starting_gateway(young.scene) is None
+    assert auditor(young.scene, "afterwards") == "invalid"
 
 
 def test_every_log_forged_with_the_stolen_key_is_valid_by_itself(past):
