@@ -67,8 +67,9 @@ def checks_export(ours: Callable[..., verify.Report]) -> Callable[..., verify.Re
     @functools.wraps(ours)
     def verify_export(directory: Path, keys: verify.Keys, *others: Any, **named: Any) -> verify.Report:
         report = ours(directory, keys, *others, **named)
-        # The others always read the whole log; what an earlier run has read may be gone.
-        if report.exit_code not in REFUSED and not report.verified_before:
+        # The others always read the whole log: what an earlier run has read, or was disposed of, may be gone.
+        is_whole = not (report.verified_before or report.gone_below)
+        if report.exit_code not in REFUSED and is_whole:
             lines = _lines(keys, report)
             if report.rotations:  # others do not follow rotations
                 lines |= {*(directory / "vkey").read_text().split()}
