@@ -1724,8 +1724,7 @@ def check_payloads(
         try:
             blob = _read(directory / "payloads" / f"{request}.{part}")
         except UnusableError:
-            is_disposed = intent < report.gone_below  # a condition of disposal: the content was gone before
-            if is_disposed or named_at is not None or any(each.explains(*place) for each in ranges):
+            if named_at is not None or any(each.explains(*place) for each in ranges):
                 _found(report, index, _ERASED)
             else:
                 report.add_problem(f"the payload that entry {index} names is missing")
