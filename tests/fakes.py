@@ -20,7 +20,16 @@ from prometheus_client import CollectorRegistry
 from appliance.api.refusals import RefusedCallers
 from appliance.audit.entry import Entry, encode, format_time, new_entry_id
 from appliance.audit.entry_types import EntryType
-from appliance.audit.store import AuditStore, Behind, Head, Leaf, OpenRequest, StoredCheckpoint
+from appliance.audit.store import (
+    AuditStore,
+    Behind,
+    Disposal,
+    Head,
+    KeptLeaf,
+    Leaf,
+    OpenRequest,
+    StoredCheckpoint,
+)
 from appliance.control.changes import SpeculationChange
 from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.infra.logs import configure_logs
@@ -403,6 +412,14 @@ class StallingStore:
     def hashes(self, level: int, start: int, end: int) -> list[bytes]:
         """Return hashes of a level."""
         return self.store.hashes(level, start, end)
+
+    def disposal(self) -> Disposal:
+        """Return how far entries were disposed of."""
+        return self.store.disposal()
+
+    def kept(self, start: int, end: int) -> list[KeptLeaf]:
+        """Return leaves that outlived a disposal."""
+        return self.store.kept(start, end)
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         """Return everything about one request."""
