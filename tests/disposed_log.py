@@ -61,6 +61,11 @@ class AgedLog:
         fields = {"actor": "cli:root", "operation": "tail"}
         self.append(*[(EntryType.AUDIT_READ, fields)] * count)
 
+    def accept(self, writer, number, epoch=1):
+        """Append an entry that a gateway accepted, and another put into the log; return its index."""
+        place = {"writer": writer, "epoch": epoch, "sequence": number}
+        return self.append((EntryType.AUDIT_READ, {"actor": "cli:root", "operation": "tail", **place}))
+
     def begin(self, number, **fields):
         request = new_entry_id(self.now_ms, number.to_bytes(10))
         self.append((EntryType.REQUEST_INTENT, {**intent(request), **fields}))

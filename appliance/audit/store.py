@@ -467,8 +467,11 @@ def _split(nodes: bytes) -> tuple[bytes, ...]:
     return tuple(nodes[at : at + HASH_BYTES] for at in range(0, len(nodes), HASH_BYTES))
 
 
-def read_leaves(connection: Connection, start: int, end: int) -> list[Leaf]:
+def read_leaves(connection: Connection, start: int, end: int, *, besides: Sequence[str] = ()) -> list[Leaf]:
+    """Return the leaves of a range that exist, in order, without those of some types."""
     query = select(audit_leaves).where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end)
+    if besides:
+        query = query.where(audit_leaves.c.type.not_in(besides))
     return [_leaf(row) for row in connection.execute(query.order_by(audit_leaves.c.idx))]
 
 

@@ -8,7 +8,7 @@ store of their own.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import CompactRange, hash_leaf
@@ -150,8 +150,21 @@ class AuditStore(Protocol):
 
 def gateway_of(intent: Leaf) -> str | None:
     """Return the gateway that accepted a request, or None if its intent does not name it."""
-    try:
-        name = json.loads(intent.leaf).get("gateway")
-    except (ValueError, AttributeError, RecursionError):
-        return None  # the verifier judges malformed entries
+    name = _members(intent).get("gateway")
     return name if isinstance(name, str) else None
+
+
+def place_of(leaf: Leaf) -> tuple[str, int] | None:
+    """Return in which gateway's sequence an entry is, and its number there; None if in none."""
+    if b'"sequence":' not in leaf.leaf:  # nearly all: not parsed
+        return None
+    writer, number = map(_members(leaf).get, ("writer", "sequence"))
+    return (writer, number) if isinstance(writer, str) and isinstance(number, int) else None
+
+
+def _members(leaf: Leaf) -> dict[str, Any]:
+    try:
+        members = json.loads(leaf.leaf)
+    except (ValueError, RecursionError):
+        return {}  # the verifier judges malformed entries
+    return members if isinstance(members, dict) else {}

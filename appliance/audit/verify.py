@@ -2666,7 +2666,7 @@ def see_place(report: Report, index: int, entry: dict[str, Any]) -> None:
     what = f"entry {index} is number {number} of those that gateway {writer} accepted"
     if number <= last:
         report.add_problem(f"{what}, after number {last}")
-    elif number > last + 1:
+    elif number > last + 1 and index >= report.gone_below:  # of disposed entries the newest is here
         report.add_problem(f"{what}, and {number - last - 1} before it are missing")
     elif epoch < newest:
         report.add_problem(f"{what}, of an older start than the one before it")

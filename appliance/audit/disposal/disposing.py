@@ -19,7 +19,7 @@ from appliance.audit.entry_types import EntryType
 from appliance.audit.forward.cursor import ForwardStore
 from appliance.audit.merkle import HashTree
 from appliance.audit.store import CHUNK, SqlAuditStore
-from appliance.audit.stored import Disposal, Leaf
+from appliance.audit.stored import Disposal, Leaf, place_of
 from appliance.audit.timestamps.store import Timestamps
 from appliance.errors import ControlRefusedError
 from appliance.infra.settings import AuditSettings
@@ -65,8 +65,9 @@ class Disposing:
         readings = [entry for _, entry in content.entries(EntryType.AUDIT_READ)]
         exports = [int(entry["end"]) for entry in readings if entry.get("operation") == "export"]
         forwarded = ForwardStore(database).load(self.destination).size if self.destination else None
+        disposed = self.store.disposal().below
         return Facts(
-            disposed=self.store.disposal().below,
+            disposed=disposed,
             signed=latest.size if latest else 0,
             exported=max(exports, default=0),
             witnessed=min(self._by_witness().values()) if self.witnesses else None,
@@ -75,6 +76,7 @@ class Disposing:
             content_from=disposal.content_from(),
             held=content.holds().keys(),
             files=files,
+            sequences=dict(filter(None, map(place_of, self.store.leaves(0, disposed)))),
         )
 
     def _evidence_ms(self) -> list[int]:

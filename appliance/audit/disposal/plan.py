@@ -6,13 +6,13 @@ everything from there on.
 """
 
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import TILE_WIDTH
-from appliance.audit.stored import Leaf
+from appliance.audit.stored import Leaf, place_of
 from appliance.errors import ControlRefusedError
 
 DAY_MS = 86_400_000
@@ -50,6 +50,8 @@ class Facts:
     """Tenants under a legal hold."""
     files: Collection[str] = ()
     """Files that are stored and batches that have not ended; the keys of an erasure are chosen by them."""
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    """Newest number of each gateway's sequence among the entries that earlier disposals cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,7 @@ class _Scan:
     def __init__(self, facts: Facts, before: str) -> None:
         self._before, self._held, self._files = before, frozenset(facts.held), frozenset(facts.files)
         self._start = self._next = facts.disposed
+        self._sequences = dict(facts.sequences)
         self._newest: list[str] = []
         """Latest time up to the end of each tile."""
         self.limits: list[Limit] = []
@@ -142,7 +145,7 @@ class _Scan:
         if time >= self._before:
             # The first entry that stays is as old as those that go, which everyone can check.
             return self._ends(f"entry {self._next} is of {time}", size=self._next - 1)
-        if kept := self._keeps(entry):
+        if kept := self._keeps(entry) or self._breaks_off(leaf):
             return self._ends(kept)
         if (leaf.index - self._start) % TILE_WIDTH == 0:
             self._newest.append(self._newest[-1] if self._newest else time)
@@ -161,6 +164,16 @@ class _Scan:
         if name in self._files:
             return f"{name} is stored, and entry {self._next} created it"
         return None
+
+    def _breaks_off(self, leaf: Leaf) -> str | None:
+        place = place_of(leaf)
+        if place is None:
+            return None
+        writer, number = place
+        due = self._sequences.get(writer, 0) + 1
+        self._sequences[writer] = number
+        # Evidence of what was removed before it came into the log.
+        return f"entry {leaf.index} is number {number} of {writer}, not {due}" if number != due else None
 
     def _ends(self, rule: str, *, size: int | None = None) -> bool:
         self.limits.append(Limit(rule=rule, size=self._next if size is None else size))

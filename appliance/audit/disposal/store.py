@@ -11,14 +11,14 @@ that is not the one of the tree is not deleted, because it is evidence.
 On PostgreSQL the role that owns the tables is needed: gateways have no DELETE on leaves.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, MutableSet, Sequence
 
 from sqlalchemy import Connection, delete, exists, func, insert, select
 
 from appliance.audit.entry_types import EntryType
 from appliance.audit.merkle import TILE_WIDTH, hash_leaf, path_in_tile, root_from_leaf_hashes
 from appliance.audit.store import read_disposal, read_leaves, tiles_of
-from appliance.audit.stored import Disposal, Leaf
+from appliance.audit.stored import Disposal, Leaf, place_of
 from appliance.audit.tables import (
     audit_disposal,
     audit_kept,
@@ -65,13 +65,15 @@ class DisposalStore(SqlStore):
     def keep(self, below: int) -> Iterator[int]:
         """Write the paths of the leaves that will stay; yield how far it is done, after every transaction."""
         with self._reading() as connection:
-            done = read_disposal(connection).below
-        while done < below:
+            first = read_disposal(connection).below // TILE_WIDTH
+        # From the newest tile on: the first entry that is met of a gateway's sequence is the newest.
+        left, met = below // TILE_WIDTH, set[str]()
+        while left > first:
             with self._writing() as connection:
-                for number in range(done // TILE_WIDTH, min(done // TILE_WIDTH + TILES, below // TILE_WIDTH)):
-                    _keep_of_tile(connection, number, below)
-                    done = (number + 1) * TILE_WIDTH
-            yield done
+                for number in range(left - 1, max(first, left - TILES) - 1, -1):
+                    _keep_of_tile(connection, number, below, met)
+                    left = number
+            yield below - (left - first) * TILE_WIDTH
 
     def begin(self, disposal: Disposal) -> None:
         """Make a disposal known of which the paths are kept: from now on its leaves may go."""
@@ -91,10 +93,9 @@ class DisposalStore(SqlStore):
             with self._writing() as connection:
                 self._overwrite(connection)
                 done = _delete_from(connection, done, below)
+                if done == below:
+                    _drop_superseded(connection, below)
             yield done
-        with self._writing() as connection:
-            self._overwrite(connection)
-            _drop_ended(connection, below)
 
     def _overwrite(self, connection: Connection) -> None:
         if not self._is_postgresql:
@@ -123,13 +124,13 @@ def _first_left(connection: Connection, start: int, below: int) -> int | None:
     return connection.execute(query.order_by(audit_leaves.c.idx).limit(1)).scalar_one_or_none()
 
 
-def _keep_of_tile(connection: Connection, number: int, below: int) -> None:
+def _keep_of_tile(connection: Connection, number: int, below: int, met: MutableSet[str]) -> None:
     start = number * TILE_WIDTH
     leaves = _read_tile(connection, number)
     hashes = [leaf.leaf_hash for leaf in leaves]
     paths = [
         {"idx": leaf.index, "path": b"".join(path_in_tile(hashes, leaf.index - start))}
-        for leaf in _kept(connection, leaves, below)
+        for leaf in _needed(connection, leaves, below, met)
     ]
     # Those of a run that was interrupted are written again.
     connection.execute(delete(audit_kept).where(audit_kept.c.idx.between(start, start + TILE_WIDTH - 1)))
@@ -152,38 +153,50 @@ def _read_tile(connection: Connection, number: int) -> list[Leaf]:
     return leaves
 
 
-def _kept(connection: Connection, leaves: Sequence[Leaf], below: int) -> list[Leaf]:
-    """Return those that later entries are judged by: some types, and intents of requests that end later."""
+def _needed(connection: Connection, leaves: Sequence[Leaf], below: int, met: MutableSet[str]) -> list[Leaf]:
+    """
+    Return those that later entries are judged by, the newest first.
+
+    They are some types, intents of requests that end later, and the newest entry of each gateway's sequence:
+    `met` has the gateways of which a newer entry is below, and gets those of these leaves.
+    """
     intents = [leaf.request_id for leaf in leaves if leaf.type == _INTENT and leaf.request_id]
     later = _ended_later(connection, intents, below)
     return [
         leaf
-        for leaf in leaves
-        if (leaf.type == _INTENT and leaf.request_id in later) or leaf.type in _OUTLIVE
+        for leaf in reversed(leaves)
+        if _is_newest(leaf, met)
+        or (leaf.type == _INTENT and leaf.request_id in later)
+        or leaf.type in _OUTLIVE
     ]
 
 
-def _ended_later(connection: Connection, request_ids: Collection[str], below: int) -> set[str]:
+def _is_newest(leaf: Leaf, met: MutableSet[str]) -> bool:
+    place = place_of(leaf)
+    if place is None or place[0] in met:
+        return False
+    met.add(place[0])
+    return True
+
+
+def _ended_later(connection: Connection, request_ids: Sequence[str], below: int) -> set[str]:
     query = select(audit_leaves.c.request_id).where(
-        audit_leaves.c.request_id.in_(list(request_ids)),
-        audit_leaves.c.type.in_(_ENDS),
-        audit_leaves.c.idx >= below,
+        audit_leaves.c.type.in_(_ENDS), audit_leaves.c.idx >= below
     )
-    return set(connection.scalars(query)) if request_ids else set()
+    return {
+        request_id
+        for at in range(0, len(request_ids), _NAMES)
+        for request_id in connection.scalars(
+            query.where(audit_leaves.c.request_id.in_(request_ids[at : at + _NAMES]))
+        )
+    }
 
 
-def _drop_ended(connection: Connection, below: int) -> None:
-    """Drop the intents that were kept for an end that has gone since."""
-    query = select(audit_leaves.c.idx, audit_leaves.c.request_id).where(
-        audit_leaves.c.idx < below, audit_leaves.c.type == _INTENT, _IS_KEPT
-    )
-    kept = {row.request_id: row.idx for row in connection.execute(query)}
-    for names in _chunks(list(kept)):
-        gone = [kept[name] for name in set(names) - _ended_later(connection, names, below)]
-        if gone:
-            connection.execute(delete(audit_leaves).where(audit_leaves.c.idx.in_(gone)))
-            connection.execute(delete(audit_kept).where(audit_kept.c.idx.in_(gone)))
-
-
-def _chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (names[at : at + _NAMES] for at in range(0, len(names), _NAMES))
+def _drop_superseded(connection: Connection, below: int) -> None:
+    """Drop what an earlier disposal kept, and this one would not."""
+    kept = read_leaves(connection, 0, below, besides=_OUTLIVE)
+    needed = {leaf.index for leaf in _needed(connection, kept, below, set())}
+    for leaf in kept:
+        if leaf.index not in needed:
+            connection.execute(delete(audit_leaves).where(audit_leaves.c.idx == leaf.index))
+            connection.execute(delete(audit_kept).where(audit_kept.c.idx == leaf.index))

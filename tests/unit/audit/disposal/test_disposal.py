@@ -17,13 +17,14 @@ from appliance.audit.export import export_receipt
 from appliance.audit.merkle import HashTree
 from appliance.audit.recovery import recover
 from appliance.audit.store import SqlAuditStore
+from appliance.audit.stored import place_of
 from appliance.audit.verify import ExitCode
 from appliance.errors import (
     AuditRollbackError,
     AuditVerificationError,
     ControlRefusedError,
 )
-from tests.disposed_log import DAY_MS, aged, dispose, plan_of, record
+from tests.disposed_log import DAY_MS, AgedLog, aged, dispose, plan_of, record
 
 
 @pytest.fixture
@@ -187,6 +188,73 @@ def test_holds_keys_and_gaps_outlive_disposal(sql_store, signer, export):
     assert SqlPayloadStore(sql_store.database).holds() == {}
     report = verified(export(sql_store), signer)
     assert (report["problems"], report["unknown_keys"], report["gaps"]) == ([], [], 1)
+
+
+# Sequences of gateways that share the log.
+
+
+def _accepted(store, signer, *, behind):
+    """A log that will lose its first 512 entries; behind them are further numbers of one gateway."""
+    log = AgedLog(store, signer, DAY_MS)
+    log.create_key()
+    log.accept("g1", 1)
+    log.accept("g2", 1)
+    log.fill(300)
+    log.accept("g1", 2)
+    log.fill(300)
+    for number in behind:
+        log.accept("g1", number)
+    log.fill(140)
+    log.read(1, "export")
+    log.sign()
+    return log
+
+
+def _places(store, below):
+    return [place for leaf in store.leaves(0, below) if (place := place_of(leaf))]
+
+
+def test_the_sequence_of_a_gateway_continues_over_a_disposal(sql_store, signer, export):
+    """The newest entry of each gateway stays, and proves which number the next one has."""
+    log = _accepted(sql_store, signer, behind=[3, 4])
+    assert dispose(log).below == 512
+    assert _places(sql_store, 512) == [("g2", 1), ("g1", 2)]
+    log.accept("g2", 2, epoch=2)
+    log.sign()
+    assert verified(export(sql_store), signer)["problems"] == []
+
+
+@pytest.mark.parametrize(("behind", "words"), [([4], "1 before it are missing"), ([2], "after number 2")])
+def test_a_hole_that_begins_in_what_was_disposed_of_is_found(sql_store, signer, export, behind, words):
+    """Rows of a gateway that were removed, or put in again, just behind the newest one that is gone."""
+    log = _accepted(sql_store, signer, behind=behind)
+    assert dispose(log).below == 512
+    [problem] = verified(export(sql_store), signer)["problems"]
+    assert f"number {behind[0]} of those that gateway g1 accepted" in problem
+    assert words in problem
+
+
+def test_a_sequence_whose_newest_disposed_entry_was_not_kept_has_a_hole(sql_store, signer, export):
+    log = _accepted(sql_store, signer, behind=[3])
+    dispose(log)
+    directory = export(sql_store)
+    (directory / "kept" / "303").unlink()
+    [problem] = verified(directory, signer)["problems"]
+    assert "2 before it are missing" in problem
+
+
+def test_a_later_disposal_drops_entries_that_newer_ones_of_their_gateway_follow(sql_store, signer, export):
+    log = _accepted(sql_store, signer, behind=[3, 4])
+    dispose(log)
+    log.fill(240)
+    log.read(1, "export")
+    log.sign()
+    assert dispose(log).below == 768
+    assert _places(sql_store, 768) == [("g2", 1), ("g1", 4)]
+    log.accept("g1", 5)
+    log.sign()
+    assert verified(export(sql_store), signer)["problems"] == []
+    assert plan_of(log).facts.sequences == {"g1": 4, "g2": 1}
 
 
 # Verifications that remember.

@@ -29,7 +29,7 @@ def leaves(count, start=0, **entries):
     """Entries of increasing times; `entries` are others, by index."""
     for index in range(start, start + count):
         entry = {"type": "audit.read", "time": format_time(index * 1000)} | entries.get(f"at{index}", {})
-        yield Leaf.of(index, json.dumps(entry).encode(), EntryType.AUDIT_READ)
+        yield Leaf.of(index, json.dumps(entry, separators=(",", ":")).encode(), EntryType.AUDIT_READ)
 
 
 def test_whole_tiles_of_old_entries_go():
@@ -87,6 +87,20 @@ def test_nothing_goes_from_where_an_entry_is_missing_or_damaged():
     assert make_plan(ALL, gap, BEFORE).below == 256
     damaged = [replace(leaf, leaf=b"{") if leaf.index == 300 else leaf for leaf in leaves(5000)]
     assert make_plan(ALL, damaged, BEFORE).below == 256
+
+
+def test_a_hole_in_the_sequence_of_a_gateway_is_not_disposed_of():
+    """It is evidence; what an earlier disposal has kept of the sequence counts."""
+
+    def place(number):
+        return {"writer": "g1", "epoch": 1, "sequence": number}
+
+    whole = {"at5": place(7), "at600": place(8)}
+    facts = replace(ALL, sequences={"g1": 6})
+    assert make_plan(facts, leaves(5000, **whole), BEFORE).below == 1792
+    plan = make_plan(facts, leaves(5000, **whole | {"at600": place(9)}), BEFORE)
+    assert (plan.below, plan.limits[0].rule) == (512, "entry 600 is number 9 of g1, not 8")
+    assert make_plan(ALL, leaves(5000, **whole), BEFORE).below == 0
 
 
 def test_the_newest_time_is_of_what_goes_only():
