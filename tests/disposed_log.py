@@ -88,15 +88,17 @@ class AgedLog:
         return note
 
 
-def aged(store, signer, *, old=1100, straddling=True, **pace):
+def aged(store, signer, *, old=1100, straddling=True, accepted=0, **pace):
     """
     A log of `old` entries and enough younger ones to make these older than 183 days; exported, signed.
 
     One request begins in an early tile and ends in the last one that will be disposed of, one in the first
-    that stays.
+    that stays.  The gateway named `gateway` has accepted some of the first.
     """
     log = AgedLog(store, signer, **pace)
     log.create_key()
+    for number in range(1, accepted + 1):
+        log.accept("gateway", number)
     early = log.begin(1)
     log.fill(old // 2)
     log.end(early)

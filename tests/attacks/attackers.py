@@ -176,7 +176,7 @@ def put_a_key_among_the_kept_entries(past: Past) -> None:
     past.scene.run(
         "INSERT INTO audit_leaves (idx, leaf, leaf_hash, type) VALUES (:idx, :leaf, :hash, 'key.created')",
         "INSERT INTO audit_kept (idx, path) SELECT :idx, path FROM audit_kept WHERE idx = 0",
-        idx=VICTIM,
+        idx=2 * VICTIM,
         leaf=leaf,
         hash=hash_leaf(leaf),
     )
@@ -253,6 +253,19 @@ def delete_an_accepted_entry_and_renumber(past: Past) -> None:
     past.scene.run(
         "DELETE FROM audit_pending WHERE seq = :seq",
         "UPDATE audit_pending SET seq = :seq, previous_hash = :hash WHERE seq = :seq + 1",
+        seq=row["seq"],
+        hash=row["previous_hash"],
+    )
+
+
+def delete_the_first_accepted_entry_behind_a_disposal(past: Past) -> None:
+    (row,) = past.scene.rows("SELECT seq, previous_hash FROM audit_pending ORDER BY seq LIMIT 1")
+    past.scene.run(
+        "DELETE FROM audit_pending WHERE seq = :seq",
+        "UPDATE audit_pending SET previous_hash = :hash WHERE seq = :seq + 1",
+        # In two steps, so that no number is taken twice on the way.
+        "UPDATE audit_pending SET seq = -seq",
+        "UPDATE audit_pending SET seq = -seq - 1",
         seq=row["seq"],
         hash=row["previous_hash"],
     )

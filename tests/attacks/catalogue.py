@@ -503,6 +503,17 @@ ATTACKS = (
         is_accepted=True,
     ),
     Attack(
+        name="delete_the_first_accepted_entry_behind_a_disposal",
+        title="Delete the first accepted entry behind a disposal",
+        what="All earlier entries of its gateway were disposed of. It is removed before it is integrated, "
+        "and the rows after it are made to follow.",
+        loot=DATABASE_ONLY,
+        noticed={Observer.DATABASE: REFUSED, Observer.RUNNING: FORK, **ALTERED},
+        remark="The newest entry of every gateway outlives a disposal, so its number is known.",
+        is_accepted=True,
+        has_disposed=True,
+    ),
+    Attack(
         name="delete_the_newest_accepted_entries",
         title="Delete the newest accepted entries",
         what="The last entries that wait to be integrated are removed.",

@@ -445,9 +445,13 @@ class Past:
             _new_witness(directory / name, trusted) for name in ("witness-of-monday", "witness")
         )
         with closing(SqlAuditStore(scene.installation.database_url)) as store:
-            log = aged(store, signer_in(directory), old=700, step_ms=DAY_MS, began_ms=0)
+            log = aged(store, signer_in(directory), old=700, accepted=3, step_ms=DAY_MS, began_ms=0)
             assert dispose(log).below == 2 * TILE_WIDTH
             SealedHead(scene.installation.sealed_head).write(log.sign())
+        scene.run(
+            "INSERT INTO audit_writers (gateway, seen_at, epoch, instance, integrated_seq, integrated_hash) "
+            "SELECT 'gateway', 0, 1, '', 3, leaf_hash FROM audit_leaves WHERE idx = 3"
+        )
         scene.serve("monday-1", "monday-2")
         scene.fill(2 * TILE_WIDTH)  # a start reads newer entries only
         keys = (ApiKey(key_id="abcd2345", digest="01" * 32),)

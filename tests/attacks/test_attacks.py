@@ -77,22 +77,24 @@ def _of(*, accepted):
 
 
 @_of(accepted=True)
-@pytest.mark.parametrize("original", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("originals", ["postgresql"], indirect=True)
 def test_an_attack_on_accepted_entries_is_detected_by_exactly_the_observers_in_the_catalogue(attack, past):
     """The auditor looks after the gateway has started again: before, the entries are not in the log."""
     carry_out = getattr(attackers, attack.name)
-    before = past("before")
+    before = past("before", has_disposed=attack.has_disposed)
     before.scene.accept(4)
     found = {Observer.DATABASE: _attempt(carry_out, before)}
     found[Observer.START] = starting_gateway(before.scene)
     found |= outside_observers(before)
-    found |= accepting_gateway(past("during"), lambda past: _attempt(carry_out, past))
+    during = past("during", has_disposed=attack.has_disposed)
+    found |= accepting_gateway(during, lambda past: _attempt(carry_out, past))
     assert {observer: said for observer, said in found.items() if said is not None} == dict(attack.noticed)
 
 
-@pytest.mark.parametrize("original", ["postgresql"], indirect=True)
-def test_unattacked_accepted_entries_of_a_killed_gateway_come_into_the_log(past):
-    quiet = past("quiet")
+@pytest.mark.parametrize("originals", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("has_disposed", [False, True])
+def test_unattacked_accepted_entries_of_a_killed_gateway_come_into_the_log(past, has_disposed):
+    quiet = past("quiet", has_disposed=has_disposed)
     size = len(quiet.scene.rows("SELECT idx FROM audit_leaves"))
     quiet.scene.accept(4)
     assert starting_gateway(quiet.scene) is None
