@@ -5,7 +5,9 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
+import venv
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -87,7 +89,26 @@ def written(sql_store, signer, tmp_path):
     return log, authority
 
 
-def test_a_log_with_everything_verifies_on_a_machine_without_the_product(written, signer, export, tmp_path):
+@pytest.fixture
+def bare_python(tmp_path):
+    """An interpreter that has `cryptography`, what that needs, and nothing else."""
+    venv.create(tmp_path / "bare", symlinks=True, with_pip=False)
+    (packages,) = (tmp_path / "bare/lib").glob("python*/site-packages")
+    for name in ("cryptography", "cffi", "_cffi_backend", "pycparser"):
+        if found := find_spec(name):
+            path = Path(found.origin)
+            path = path.parent if path.name == "__init__.py" else path
+            (packages / path.name).symlink_to(path)
+    python = tmp_path / "bare/bin/python"
+    for name, is_there in {"cryptography": True, "appliance": False, "sqlalchemy": False}.items():
+        done = subprocess.run([python, "-I", "-c", f"import {name}"], capture_output=True, check=False)
+        assert (done.returncode == 0) == is_there, name
+    return python
+
+
+def test_a_log_with_everything_verifies_on_a_machine_without_the_product(
+    written, signer, export, tmp_path, bare_python
+):
     """A disposed range, erased content, rotated keys, two witnesses, a time stamp; given is the first key."""
     log, authority = written
     directory = export(log.store)
@@ -96,7 +117,7 @@ def test_a_log_with_everything_verifies_on_a_machine_without_the_product(written
     options = [f"--witness={witness.vkey}" for witness in WITNESSES]
     options += ["--timestamp-cert", str(authority.certificate), "--json", "--key", str(tmp_path / "log.key")]
     done = subprocess.run(
-        [sys.executable, "-I", str(tmp_path / "verify.py"), str(directory), *options],
+        [bare_python, "-I", str(tmp_path / "verify.py"), str(directory), *options],
         capture_output=True,
         cwd=tmp_path,
         check=False,
