@@ -94,11 +94,18 @@ def _record(
 
 def _cutoff(settings: Settings, disposing: Disposing, before: str | None, now_ms: int) -> int:
     days = settings.audit.dispose_after_days
-    if before is not None:
-        return parse_moment(before, "before")
-    if days is None:
-        raise ConfigurationError("pass --before TIME, or set audit.dispose_after_days")
-    return disposing.latest_cutoff(now_ms, days)
+    by_settings = None if days is None else disposing.latest_cutoff(now_ms, days)
+    if before is None:
+        if by_settings is None:
+            raise ConfigurationError("pass --before TIME, or set audit.dispose_after_days")
+        return by_settings
+    cutoff = parse_moment(before, "before")
+    if settings.audit.two_person and (by_settings is None or cutoff > by_settings):
+        raise ConfigurationError(
+            "audit.two_person is on: entries are disposed of by the settings' age only, so set "
+            "audit.dispose_after_days, and name no later time"
+        )
+    return cutoff
 
 
 def _show(plan: Plan) -> None:

@@ -693,7 +693,8 @@ class AuditSettings(Section):
     `appliance audit dispose`, which you run as the owner's role.  Null: entries stay."""
     two_person: bool = False
     """Erasing kept content and releasing a legal hold wait for the approval of a second administrator, up to
-    a day; pruning by `payload_retention_days` does not.  Set it on every gateway."""
+    a day; pruning by `payload_retention_days` does not, and entries are disposed of by `dispose_after_days`
+    only.  Set it on every gateway."""
 
     @field_validator("timestamp_url")
     @classmethod

@@ -173,6 +173,20 @@ def test_the_command_takes_its_age_from_the_settings(appliance, old_log):
     assert (code, "183" in said) == (1, True)
 
 
+def test_under_the_two_person_rule_only_the_age_of_the_settings_disposes(appliance, old_log):
+    """No second person approves a command, so no one person chooses what goes."""
+    two = {"APPLIANCE_AUDIT__TWO_PERSON": "true"}
+    later, earlier = (format_time(old_log.now_ms - days * DAY_MS) for days in (200, 500))
+    for given in (two, {**two, "APPLIANCE_AUDIT__DISPOSE_AFTER_DAYS": "400"}):
+        code, said = appliance("--before", later, "--yes", **given)
+        assert (code, "audit.two_person is on" in said) == (1, True), said
+    assert "audit.disposed" not in {leaf.type for leaf in old_log.store.leaves(0, 10_000)}
+    code, said = appliance("--before", earlier, **given)
+    assert (code, "can be disposed of" in said) == (0, True), said
+    code, said = appliance(**given)
+    assert (code, "can be disposed of" in said) == (0, True), said
+
+
 def test_the_command_keeps_183_days(appliance, old_log):
     code, said = appliance("--before", "2999-01-01", "--yes")
     assert (code, "every entry is kept for 183 days" in said) == (1, True)
