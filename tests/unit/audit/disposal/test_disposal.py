@@ -193,7 +193,7 @@ def test_holds_keys_and_gaps_outlive_disposal(sql_store, signer, export):
 # Sequences of gateways that share the log.
 
 
-def _accepted(store, signer, *, behind):
+def _accepted(store, signer, *, behind, early=lambda _log: None):
     """A log that will lose its first 512 entries; behind them are further numbers of one gateway."""
     log = AgedLog(store, signer, DAY_MS)
     log.create_key()
@@ -201,6 +201,8 @@ def _accepted(store, signer, *, behind):
     log.accept("g2", 1)
     log.fill(300)
     log.accept("g1", 2)
+    log.sign()
+    early(log)
     log.fill(300)
     for number in behind:
         log.accept("g1", number)
@@ -232,6 +234,27 @@ def test_a_hole_that_begins_in_what_was_disposed_of_is_found(sql_store, signer, 
     [problem] = verified(export(sql_store), signer)["problems"]
     assert f"number {behind[0]} of those that gateway g1 accepted" in problem
     assert words in problem
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_verification_that_remembers_finds_holes_over_a_disposal(sql_store, signer, export, tmp_path, when):
+    """Whether it has read less than what is disposed of since, or more."""
+
+    def verify_now(name):
+        return verified(export(sql_store, name), signer, "--state", tmp_path / "state")["problems"]
+
+    early = (lambda _log: verify_now("first")) if when == "early" else (lambda _log: None)
+    log = _accepted(sql_store, signer, behind=[3], early=early)
+    if when == "late":
+        assert verify_now("first") == []
+    dispose(log)
+    log.accept("g2", 2)
+    log.sign()
+    assert verify_now("second") == []
+    log.accept("g1", 5)
+    log.sign()
+    [problem] = verify_now("third")
+    assert "1 before it are missing" in problem
 
 
 def test_a_sequence_whose_newest_disposed_entry_was_not_kept_has_a_hole(sql_store, signer, export):
