@@ -23,7 +23,7 @@ from tests.consistency import assert_consistent
 from tests.disposed_log import DAY_MS, aged, plan_of, record
 from tests.postgres import private_postgres
 
-STEP = 4
+STEP = 5
 """Statements from one death to the next, in one test: others begin at the ones between."""
 
 
