@@ -182,7 +182,8 @@ The last tile of a level may hold fewer; its path then ends in `.p/<how many>`.
 Of a log with disposed entries, bundles and tiles of level 0 begin at `below` of the `audit.disposed` entry;
 tiles of level 1 and above are complete. A path has the sibling of the leaf first. Bundles below may be there
 while their removal has not ended; they must be those of the tree. Older checkpoints and time stamps are left
-out if their size is below and no multiple of 256.
+out if their size is below and no multiple of 256. Among the entries in `kept/`, numbers of a gateway's
+sequence may be missing; the first entry behind them follows the newest one that is there.
 
 A time stamp's message imprint is SHA-256 of a checkpoint's text: origin, `<size>` and the root of the first
 `<size>` leaves, without signatures.
