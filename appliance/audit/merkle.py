@@ -77,6 +77,11 @@ def root_from_leaf_hashes(leaf_hashes: Iterable[bytes]) -> bytes:
     return tree.root()
 
 
+def split_hashes(content: bytes) -> tuple[bytes, ...]:
+    """Return the hashes that were stored one after another."""
+    return tuple(content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES))
+
+
 def path_in_tile(tile: Sequence[bytes], number: int) -> list[bytes]:
     """Return the path from hash `number` of a full tile to its root, the sibling first."""
     path: list[bytes] = []

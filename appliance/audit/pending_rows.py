@@ -20,7 +20,7 @@ from appliance.audit.integration import (
     Position,
     plan_integration,
 )
-from appliance.audit.merkle import HASH_BYTES
+from appliance.audit.merkle import split_hashes
 from appliance.audit.stored import Head, StoredCheckpoint
 from appliance.audit.tables import audit_writers
 from appliance.errors import AuditEntryError, AuditForkError, AuditRollbackError
@@ -318,7 +318,7 @@ def read_own(connection: Connection, gateway: str) -> tuple[Writing | None, froz
     row = connection.execute(select(audit_writers).where(audit_writers.c.gateway == gateway)).one_or_none()
     hashes = connection.scalar(_MY_HASHES, {"gateway": gateway}) or b""
     writing = None if row is None else Writing(gateway=row.gateway, instance=row.instance, epoch=row.epoch)
-    return writing, frozenset(_split(hashes))
+    return writing, frozenset(split_hashes(hashes))
 
 
 def tree_hashes(connection: Connection, start: int, end: int, step: int) -> tuple[bytes, ...]:
@@ -326,7 +326,7 @@ def tree_hashes(connection: Connection, start: int, end: int, step: int) -> tupl
     found: list[bytes] = []
     for at in range(start, end, step):
         piece = connection.scalar(_TREE_HASHES, {"start": at, "end": min(at + step, end)})
-        found += _split(piece or b"")
+        found += split_hashes(piece or b"")
     return tuple(found)
 
 
@@ -336,7 +336,3 @@ def replaced(gateway: str) -> AuditForkError:
         "its requests: start this gateway again, and give each gateway a data directory or an audit.gateway "
         "of its own"
     )
-
-
-def _split(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]

@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from appliance.audit import pending_rows
 from appliance.audit.entry_types import EntryType
 from appliance.audit.integration import AcceptedRow
-from appliance.audit.merkle import HASH_BYTES
+from appliance.audit.merkle import split_hashes
 from appliance.audit.pending import NOT_PLACED
 from appliance.audit.pending_rows import FENCE, Fence, Integrate, Observed, Registered, Writing
 from appliance.audit.sqlite_append import SqliteAppender
@@ -285,7 +285,7 @@ class SqlAuditStore(SqlStore):
         query = query.where(audit_leaves.c.idx >= start, audit_leaves.c.idx < end)
         with self._reading() as connection:
             rows = connection.execute(query.order_by(audit_leaves.c.idx)).all()
-        return [KeptLeaf(leaf=_leaf(row), path=_split(row.path or b"")) for row in rows]
+        return [KeptLeaf(leaf=_leaf(row), path=split_hashes(row.path or b"")) for row in rows]
 
     def leaf_by_request(self, request_id: str) -> list[Leaf]:
         query = select(audit_leaves).where(audit_leaves.c.request_id == request_id)
@@ -440,7 +440,7 @@ def read_disposal(connection: Connection) -> Disposal:
 
 def _read_head(connection: Connection) -> Head:
     row = connection.execute(select(audit_head).where(audit_head.c.id == 1)).one()
-    return Head(size=row.size, root=row.root, subtrees=_split(row.frontier))
+    return Head(size=row.size, root=row.root, subtrees=split_hashes(row.frontier))
 
 
 def _read_open(connection: Connection) -> list[OpenRequest]:
@@ -461,10 +461,6 @@ def _latest_checkpoint(connection: Connection) -> StoredCheckpoint | None:
     query = select(audit_checkpoints).order_by(audit_checkpoints.c.size.desc()).limit(1)
     row = connection.execute(query).one_or_none()
     return StoredCheckpoint(size=row.size, note=row.note, time=row.time) if row else None
-
-
-def _split(nodes: bytes) -> tuple[bytes, ...]:
-    return tuple(nodes[at : at + HASH_BYTES] for at in range(0, len(nodes), HASH_BYTES))
 
 
 def read_leaves(connection: Connection, start: int, end: int, *, besides: Sequence[str] = ()) -> list[Leaf]:
