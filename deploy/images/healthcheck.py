@@ -1,5 +1,5 @@
 """
-Whether the server of this container answers: healthcheck.py PORT PATH; the exit code says so.
+Whether the server of this container answers: healthcheck.py PORT PATH; the exit code says so, the answer why not.
 
 It asks over loopback.  A certificate names the address clients use, so it is not compared here.
 """
@@ -10,6 +10,7 @@ import sys
 
 SECONDS = 4
 OK = 200
+BYTES = 4096
 
 
 def answers(port: int, path: str) -> bool:
@@ -21,7 +22,10 @@ def answers(port: int, path: str) -> bool:
     ):
         try:
             connection.request("GET", path)
-            return connection.getresponse().status == OK
+            answer = connection.getresponse()
+            if answer.status != OK:
+                print(answer.read(BYTES).decode(errors="replace"))
+            return answer.status == OK
         except (OSError, http.client.HTTPException):
             continue
         finally:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.deploy.conftest import Images
 from tests.deploy.container_engine import INSIDE, ROOT, ContainerEngine
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
+START = ROOT / "deploy" / "compose" / "start.sh"
 PROJECT = "appliance"
 PORT = 8080
 START_SECONDS = 900
@@ -46,10 +48,16 @@ class ComposeProject:
     """Values for the file."""
     key: str = ""
     """Key of a tenant."""
+    said: str = ""
+    """By the script that started it."""
+
+    @property
+    def demo_key(self) -> Path:
+        return Path(self.environment["APPLIANCE_SECRETS"]) / "demo.key"
 
     def compose(self, *words: str, **options) -> str:
         """What compose prints."""
-        command = ("docker-compose", "--project-name", PROJECT, "--file", COMPOSE, "--profile", self.profile)
+        command = ("docker-compose", "--file", COMPOSE, "--profile", self.profile)
         return self.engine.run(*command, *words, environment=self.environment, **options).stdout
 
     def ask(self, path: str, body: dict | None = None) -> tuple[int, object]:
@@ -109,6 +117,7 @@ def compose_project(
     secrets = engine.directory / f"secrets-{profile}"
     engine.run("sh", ROOT / "deploy" / "compose" / "secrets.sh", secrets)
     given = {
+        "COMPOSE_PROJECT_NAME": PROJECT,
         "APPLIANCE_SECRETS": str(secrets),
         "APPLIANCE_ADDRESS": INSIDE,
         "GATEWAY_IMAGE": images.gateway,
@@ -120,4 +129,5 @@ def compose_project(
     finally:
         leaks.keep(profile, project.compose("logs", "--no-color", "--no-log-prefix", check=False))
         leaks.look_in(engine.directory / "data" / "volumes")
-        project.compose("--profile", "monitoring", "down", "--volumes", "--timeout=60", seconds=300)
+        others = ("--profile", "monitoring", "--profile", "notify")
+        project.compose(*others, "down", "--volumes", "--timeout=60", seconds=300)

@@ -100,7 +100,14 @@ class ContainerEngine:
 
     def outside(self, source: str, *words: str, seconds: float = 300) -> str:
         """What Python prints on the machine outside."""
-        command = ["nsenter", f"--net=/run/netns/{self._names[1]}", sys.executable, "-c", source, *words]
+        return self._outside(sys.executable, "-c", source, *words, seconds=seconds)
+
+    def outside_shell(self, source: str) -> str:
+        """What commands of a shell print there."""
+        return self._outside("sh", "-c", source)
+
+    def _outside(self, *words: str, seconds: float = 300) -> str:
+        command = ["nsenter", f"--net=/run/netns/{self._names[1]}", *words]
         return _run(command, seconds, self.environment).stdout
 
     def knocks(self) -> list[dict[str, str]]:

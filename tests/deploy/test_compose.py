@@ -30,7 +30,7 @@ AT = ROOT / "deploy"
 TEXT = (AT / "compose.yaml").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
-PROFILES = ("demo", "gpu", "postgres", "monitoring", "dashboards")
+PROFILES = ("demo", "gpu", "gpu-2", "postgres", "monitoring", "notify", "dashboards")
 DOORS = dict.fromkeys(("ingress", "admin", "dashboards"), "127.0.0.1")
 """Published services, and the addresses they are published at."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -73,15 +73,20 @@ def test_docker_compose_reads_it(profile):
 def test_only_forwarders_are_on_a_network_with_egress():
     """Nothing else is on a network that is not internal, or published; and those are on loopback."""
     internal = {name for name, network in COMPOSE["networks"].items() if network.get("internal")}
-    assert set(COMPOSE["networks"]) - internal == {"front"}
+    assert set(COMPOSE["networks"]) - internal == {"front", "notices"}
     for name in internal:
         options = COMPOSE["networks"][name]["driver_opts"]
         assert options == {"com.docker.network.bridge.inhibit_ipv4": "true"}, name
-    assert {name for name, service in SERVICES.items() if set(service["networks"]) - internal} == set(DOORS)
+    outward = {name for name, service in SERVICES.items() if set(service["networks"]) - internal}
+    assert outward == {*DOORS, "notify"}
+    assert [name for name, service in SERVICES.items() if "notices" in service["networks"]] == ["notify"]
+    assert SERVICES["notify"]["profiles"] == ["notify"]
     assert {name for name, service in SERVICES.items() if "ports" in service} == set(DOORS)
     for name, address in DOORS.items():
         (port,) = SERVICES[name]["ports"]
         assert default_of(port).startswith(f"{address}:"), name
+    for name in outward:
+        assert SERVICES[name]["entrypoint"][-1] == "/etc/appliance/ingress.py"
         # They hold nothing: no secret, no volume but their own program.
         assert "secrets" not in SERVICES[name]
         assert [volume.partition(":")[0] for volume in SERVICES[name]["volumes"]] == ["./compose/ingress.py"]
@@ -138,13 +143,13 @@ def test_workers_get_the_offline_environment():
     lines = (AT / "offline.env").read_text(encoding="utf-8").splitlines()
     read = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert read == {row.name: row.value for row in worker_variables((PLUGIN,))}
-    for name in ("worker-cpu", "worker-gpu"):
+    for name in ("worker-cpu", "worker-gpu", "worker-gpu-2"):
         assert SERVICES[name]["env_file"] == "offline.env"
         assert "environment" not in SERVICES[name]
     assert SERVICES["grafana"]["env_file"] == "offline-grafana.env"
 
 
-@pytest.mark.parametrize("name", ["gateway", "worker-demo", "worker-gpu"])
+@pytest.mark.parametrize("name", ["gateway", "worker-demo", "worker-gpu", "worker-gpu-2"])
 def test_the_settings_next_to_it_are_settings(name):
     """They are accepted, and agree with the ports, volumes and secrets of the file."""
     settings = load_settings(AT / "compose" / f"{name}.yaml")
@@ -185,7 +190,9 @@ def test_prometheus_has_the_scrape_token_and_not_the_control_token():
     assert jobs["worker"]["authorization"] == {"credentials_file": "/run/secrets/scrape-token"}
     assert SERVICES["prometheus"]["secrets"] == ["scrape-token"]
     assert SERVICES["prometheus"]["user"].partition(":")[2] == "0"
-    assert all("scrape-token" in SERVICES[name]["secrets"] for name in ("worker-cpu", "worker-gpu"))
+    assert all(
+        "scrape-token" in SERVICES[name]["secrets"] for name in ("worker-cpu", "worker-gpu", "worker-gpu-2")
+    )
 
 
 def test_the_database_comes_with_the_role_of_the_gateway(tmp_path):

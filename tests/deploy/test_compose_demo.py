@@ -10,21 +10,25 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from tests.deploy.compose_project import PORT, START_SECONDS, ComposeProject, compose_project
-from tests.deploy.container_engine import INSIDE, KNOCKED_PORT, OUTSIDE
+from tests.deploy.compose_project import PORT, START, START_SECONDS, ComposeProject, compose_project
+from tests.deploy.container_engine import INSIDE, KNOCKED_PORT, OUTSIDE, ROOT
 
 SERVICE_PORT = 9999
-PROMETHEUS = """
+RECEIVER_PORT = 9997
+FROM_DEBIAN = """
 FROM {base}
-COPY prometheus promtool /usr/bin/
-RUN mkdir /prometheus && chown 65534:65534 /prometheus
+COPY {program} {tool} /usr/bin/
+COPY templates /usr/share/prometheus/alertmanager/
+RUN mkdir /{program} && chown 65534:65534 /{program}
 USER 65534:65534
-ENTRYPOINT ["/usr/bin/prometheus"]
+ENTRYPOINT ["/usr/bin/{program}"]
 """
+PAGE = (ROOT / "docs" / "how-to" / "install-with-compose.md").read_text(encoding="utf-8")
 ASK_PROMETHEUS = """
 import json, urllib.request
 def get(path):
@@ -34,8 +38,21 @@ rules = [rule for group in get("rules")["groups"] for rule in group["rules"]]
 print(json.dumps([
     sorted([target["labels"]["job"], target["health"]] for target in get("targets")["activeTargets"]),
     [rule["name"] + ": " + rule["lastError"] for rule in rules if rule.get("lastError")],
-    len(rules)]))
+    len(rules),
+    [each["url"] for each in get("alertmanagers")["activeAlertmanagers"]]]))
 """
+RECEIVE = f"""
+import http.server as h, sys
+class Receiver(h.BaseHTTPRequestHandler):
+    def do_POST(self):
+        print(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.send_response(200)
+        self.end_headers()
+server = h.HTTPServer(("{OUTSIDE}", {RECEIVER_PORT}), Receiver)
+server.timeout = 240
+server.handle_request()
+"""
+"""Run on the machine outside: one message of Alertmanager."""
 SCRAPED = [["gateway", "up"], ["worker", "up"]]
 HOST_SERVICE = (
     f"import http.server as h; h.test(h.SimpleHTTPRequestHandler, port={SERVICE_PORT}, bind='0.0.0.0')"
@@ -97,14 +114,27 @@ with ThreadPoolExecutor(16) as at_once:
 @pytest.fixture(scope="module")
 def demo(images) -> Iterator[ComposeProject]:
     engine = images.engine
-    with compose_project(images, "demo", {"PROMETHEUS_IMAGE": "prometheus:debian"}) as project:
+    alerts = engine.directory / "alertmanager.yaml"
+    sample = (ROOT / "deploy" / "compose" / "alertmanager.yaml").read_text(encoding="utf-8")
+    alerts.write_text(
+        f"{sample}    webhook_configs: [{{url: 'http://notify:9000/alerts'}}]\n", encoding="utf-8"
+    )
+    values = {
+        "PROMETHEUS_IMAGE": "prometheus:debian",
+        "ALERTMANAGER_IMAGE": "alertmanager:debian",
+        "APPLIANCE_ALERTMANAGER_CONFIG": str(alerts),
+        "ALERT_RECEIVER": f"{OUTSIDE}:{RECEIVER_PORT}",
+    }
+    with compose_project(images, "demo", values) as project:
         # Something of the engine's own machine that containers must not reach.
         run = ("run", "--detach", "--network=host", "--name=host-service")
         engine.docker(*run, "--entrypoint=/opt/appliance/bin/python", images.gateway, "-c", HOST_SERVICE)
         try:
-            project.compose("up", "--detach", seconds=START_SECONDS)
-            project.wait_for("/readyz")
-            yield project.with_key()
+            refused = engine.run("sh", START, "gpu", environment=project.environment, check=False)
+            assert (refused.returncode, project.compose("ps", "-q")) == (1, "")
+            assert "images are missing: sovereign-appliance/worker-gpu:" in refused.stderr
+            said = engine.run("sh", START, environment=project.environment, seconds=START_SECONDS).stdout
+            yield replace(project, key=project.demo_key.read_text(encoding="utf-8").strip(), said=said)
         finally:
             engine.docker("rm", "--force", "--volumes", "host-service")
     left = engine.docker("ps", "--all", "--format={{.Names}}") + engine.docker("volume", "ls", "--quiet")
@@ -119,6 +149,23 @@ def get_out(demo: ComposeProject, container: str, who: str, peer: tuple[str, int
 def heard(demo: ComposeProject, who: str) -> set[str]:
     """How the machine outside was reached: by `udp`, by `dns`."""
     return {knock["kind"] for knock in demo.engine.knocks() if who in knock["said"]}
+
+
+def test_the_page_ends_with_an_answer(demo):
+    """The script prints the request of the page, and that is answered, from the machine outside."""
+    (page,) = re.findall(r"^curl .*?\n(?=```)", PAGE, re.DOTALL | re.MULTILINE)
+    printed = page.replace("sudo cat deploy/secrets/demo.key", f"cat {demo.demo_key}")
+    printed = printed.replace("http://127.0.0.1:8080", f"http://{INSIDE}:{PORT}")
+    assert printed in demo.said
+    answer = json.loads(demo.engine.outside_shell(printed))
+    assert answer["choices"][0]["message"]["content"].strip()
+
+
+def test_starting_again_keeps_what_is_there(demo):
+    """Secrets, tenant, key and containers."""
+    before = demo.demo_key.read_text(encoding="utf-8"), demo.compose("ps", "-q")
+    demo.engine.run("sh", START, environment=demo.environment, seconds=START_SECONDS)
+    assert (demo.demo_key.read_text(encoding="utf-8"), demo.compose("ps", "-q")) == before
 
 
 def test_a_machine_outside_can_chat(demo):
@@ -183,26 +230,55 @@ def test_the_gateway_attests_it_in_the_log(demo):
     assert '"closed"' in tail
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None,
-    reason="PROMETHEUS IS NOT TRIED WITH COMPOSE: install the Debian package prometheus",
-)
-def test_prometheus_reads_gateway_and_worker(demo, images, tmp_path):
-    """Debian's, in place of its makers' image, starts locked up, finds both, and takes the rules."""
-    for program in ("prometheus", "promtool"):
-        shutil.copy(shutil.which(program), tmp_path)
-    (tmp_path / "Dockerfile").write_text(PROMETHEUS.format(base=images.base), encoding="utf-8")
-    demo.engine.docker("build", "--quiet", "--network=none", "--tag=prometheus:debian", tmp_path)
-    demo.compose("--profile", "monitoring", "up", "--detach", "prometheus", seconds=START_SECONDS)
+@pytest.fixture
+def monitoring(demo, images, tmp_path) -> None:
+    """Debian's programs, in place of their makers' images, start locked up."""
+    for program, tool in (("prometheus", "promtool"), ("alertmanager", "amtool")):
+        place = tmp_path / program
+        place.mkdir()
+        for name, found in ((program, f"prometheus-{program}"), (tool, tool)):
+            path = shutil.which(name) or shutil.which(found)
+            if path is None:
+                pytest.skip(
+                    f"PROMETHEUS AND ALERTMANAGER ARE NOT TRIED WITH COMPOSE: {name} is not installed"
+                )
+            shutil.copy(path, place / name)
+        # Alertmanager of Debian starts only with its templates.
+        shutil.copytree("/usr/share/prometheus/alertmanager", place / "templates")
+        text = FROM_DEBIAN.format(base=images.base, program=program, tool=tool)
+        (place / "Dockerfile").write_text(text, encoding="utf-8")
+        demo.engine.docker("build", "--quiet", "--network=none", f"--tag={program}:debian", place)
+    up = ("up", "--detach", "prometheus", "alertmanager", "notify")
+    demo.compose("--profile", "monitoring", "--profile", "notify", *up, seconds=START_SECONDS)
+
+
+def test_alerts_are_told_to_a_machine_outside(demo, monitoring):
+    """
+    Prometheus finds gateway, worker and Alertmanager, and takes the rules.
+
+    What fires reaches the one address that `notify` connects to.
+    """
     until = time.monotonic() + 120
-    targets: list = []
-    while targets != SCRAPED and time.monotonic() < until:
+    found: list = []
+    while found[:1] != [SCRAPED] and time.monotonic() < until:
         time.sleep(0.5)
         asked = demo.engine.python(demo.name("gateway"), ASK_PROMETHEUS, check=False)
-        targets, errors, rules = json.loads(asked.stdout) if asked.returncode == 0 else ([], [], 0)
-    assert targets == SCRAPED, asked.stderr
-    assert errors == []
-    assert rules > 0
+        found = json.loads(asked.stdout) if asked.returncode == 0 else []
+    assert found[:2] == [SCRAPED, []], asked.stderr
+    assert found[2] > 0
+    assert found[3] == ["http://alertmanager:9093/api/v2/alerts"]
+    with ThreadPoolExecutor() as outside:
+        received = outside.submit(demo.engine.outside, RECEIVE)
+        add = (
+            "alert",
+            "add",
+            "--alertmanager.url=http://127.0.0.1:9093",
+            "alertname=Tried",
+            "severity=critical",
+        )
+        demo.engine.docker("exec", demo.name("alertmanager"), "amtool", *add)
+        (alert,) = json.loads(received.result())["alerts"]
+    assert alert["labels"] == {"alertname": "Tried", "severity": "critical"}
 
 
 def test_the_log_outlives_the_containers(demo):
