@@ -88,10 +88,10 @@ class TimedStore(SqlAuditStore):
         with self._timed():
             super().accept(writing, rows)
 
-    def append_behind(self, size: int, make: Behind) -> None:
+    def append_behind(self, size: int, make: Behind, *, fence: Fence | None = None) -> None:
         """Likewise."""
         with self._timed():
-            super().append_behind(size, make)
+            super().append_behind(size, make, fence=fence)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
