@@ -25,6 +25,7 @@ _COMMANDS = {
     "up": "appliance.cli.roles",
     "gateway": "appliance.cli.roles",
     "worker": "appliance.cli.roles",
+    "worker-kit": "appliance.cli.worker_kit",
     "status": "appliance.cli.status",
 }
 _GROUPS = {

@@ -8,6 +8,9 @@ USAGE_PATH = "/appliance/usage/"
 """GET, followed by a request's `X-Request-Id`: its tokens so far, after its client left."""
 TOKEN_FILE = "APPLIANCE_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable that holds a path
 SCRAPE_TOKEN_FILE = "APPLIANCE_SCRAPE_TOKEN_FILE"  # noqa: S105 - as above
+OPEN_ROUTES = "APPLIANCE_OPEN_ROUTES"
+"""Variable of a worker behind a router of others: with `1` vLLM's own routes need no token of ours.  The
+launcher never sets it."""
 RESTART_FILE = "APPLIANCE_RESTART_FILE"
 """Variable with the path of the restart request, which the supervisor reads after the worker has ended."""
 EXPECTATION = "APPLIANCE_DRAFT_EXPECTATION"

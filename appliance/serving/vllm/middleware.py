@@ -7,8 +7,9 @@ ASGI middleware in front of vLLM's routes: lets only gateways through, and answe
     GET  /appliance/usage/ID      tokens of a request that the gateway cut off, by its `X-Request-Id`
 
 Every route, vLLM's too, needs the control token; `/health` needs none, and `/metrics` also accepts the
-scrape token.  Tokens are read from files, which may change.  Fails closed: without a token the server does
-not start.  The tokens of requests to vLLM's routes are counted.
+scrape token.  In a worker that others route to (`APPLIANCE_OPEN_ROUTES=1`) only the plugin's routes need the
+token.  Tokens are read from files, which may change.  Fails closed: without a token the server does not
+start.  The tokens of requests to vLLM's routes are counted.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ from appliance.serving.vllm.redaction import LOGGER, redact_logs
 from appliance.serving.vllm.token_counts import TokenCounts
 from appliance.serving.worker_protocol import (
     DRAFT_DIGEST,
+    OPEN_ROUTES,
     RESTART_FILE,
     RESTART_PATH,
     RPC,
@@ -42,6 +44,7 @@ from appliance.serving.worker_protocol import (
 from appliance.tenancy.identity.files import stamp
 
 HEALTH_PATH, METRICS_PATH = "/health", "/metrics"
+PLUGIN_PATHS = "/appliance/"
 UNAUTHORISED = {"error": "unauthorized"}
 SILENT_SECONDS = 60.0
 """Time between two log lines about refused requests."""
@@ -111,6 +114,7 @@ class GatewayMiddleware:
     def __init__(self, app: App) -> None:
         self._app = app
         environment = process_environment()
+        self._is_open = _are_routes_open(environment)
         self._control = TokenFile(Path(environment[TOKEN_FILE]))
         scrape = environment.get(SCRAPE_TOKEN_FILE)
         self._scrape = TokenFile(Path(scrape)) if scrape else None
@@ -141,7 +145,7 @@ class GatewayMiddleware:
                 await self._app(scope, receive, send)
 
     def _is_admitted(self, path: str, scope: Message) -> bool:
-        if path == HEALTH_PATH:
+        if path == HEALTH_PATH or (self._is_open and not path.startswith(PLUGIN_PATHS)):
             return True
         given = _header(scope, b"authorization")
         if path == METRICS_PATH and self._scrape is not None and self._scrape.accepts(given):
@@ -224,6 +228,14 @@ async def _refuse(scope: Message, send: Send) -> None:
         await send({"type": "websocket.close", "code": 1008})
     else:
         await _answer(send, 401, UNAUTHORISED)
+
+
+def _are_routes_open(environment: Mapping[str, str]) -> bool:
+    chosen = environment.get(OPEN_ROUTES, "")
+    if chosen not in {"", "1"}:
+        message = f"{OPEN_ROUTES} is {chosen!r}: set it to 1, or leave it out"
+        raise ValueError(message)
+    return chosen == "1"
 
 
 def _parse_request(text: str) -> RestartRequest | None:

@@ -15,6 +15,7 @@ from appliance.serving.vllm import middleware
 from appliance.serving.vllm.middleware import LARGEST_BODY, GatewayMiddleware
 from appliance.serving.vllm.token_counts import count_sequences
 from appliance.serving.worker_protocol import (
+    OPEN_ROUTES,
     RESTART_FILE,
     RESTART_PATH,
     RPC,
@@ -227,6 +228,30 @@ async def passes(worker, scope):
 )
 async def test_requests_of_a_gateway_pass_through_untouched(start, scope):
     await passes(start(), scope)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/metrics", "/health", "/appliance"])
+async def test_behind_a_router_of_others_its_requests_need_no_token(start, monkeypatch, path):
+    monkeypatch.setenv(OPEN_ROUTES, "1")
+    worker = start()
+    await worker.middleware({"type": "http", "method": "POST", "path": path, "headers": ()}, None, None)
+    assert len(worker.passed) == 1
+
+
+@pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/appliance/other")])
+async def test_behind_a_router_of_others_the_plugin_still_needs_the_token(start, monkeypatch, method, path):
+    monkeypatch.setenv(OPEN_ROUTES, "1")
+    worker = start()
+    assert (await worker.ask(method, path, headers=())).status == 401
+    assert worker.passed == []
+    assert worker.core.asked == []
+
+
+@pytest.mark.parametrize("chosen", ["true", "0", "yes", " 1"])
+def test_server_does_not_start_if_open_routes_is_misspelt(start, monkeypatch, chosen):
+    monkeypatch.setenv(OPEN_ROUTES, chosen)
+    with pytest.raises(ValueError, match=OPEN_ROUTES):
+        start()
 
 
 async def test_a_websocket_without_the_token_is_closed(start):
