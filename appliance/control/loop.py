@@ -7,10 +7,9 @@ Every gateway runs one and keeps its own pool fresh; only the one that holds the
 The others follow what the workers report.  The monitor's memory of each worker is held here only; a
 `WorkerSnapshot` carries the decision and figures.
 
-It fails static: a worker that cannot be scraped keeps its mode, and is only excluded from routing after
-`MISSES_UNTIL_DOWN` polls in a row, because a busy worker answers late.  A defect while polling one worker is
-logged and counted, and stops neither the loop nor the gateway.  If the loop itself is gone, workers keep
-their table, and a probe ends by itself.
+It fails static: a worker that cannot be scraped keeps its mode (`serving.scraper`).  A defect while polling
+one worker is logged and counted, and stops neither the loop nor the gateway.  If the loop itself is gone,
+workers keep their table, and a probe ends by itself.
 """
 
 import asyncio
@@ -43,12 +42,11 @@ from appliance.monitor import decide
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient, SpeculationCommand
 from appliance.serving.pool import WorkerPool
+from appliance.serving.scraper import WorkerScraper
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
-from appliance.serving.worker_metrics import WorkerMetrics, parse_metrics
 from appliance.speculation.state import MonitorPolicy, MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 
-MISSES_UNTIL_DOWN = 3
 HARD_OFF_RETRY_SECONDS = 6 * 3600.0  # from a hard-off to the restart that tries the draft again
 OUTSIDE = "outside"
 """Epoch of counters from the metrics page, where a restart shows in counters that go backwards."""
@@ -85,6 +83,13 @@ class ControlLoop:
         self._clock = clock
         self._wall_clock = wall_clock
         self._policy = policy_of(settings)
+        self._scraper = WorkerScraper(
+            pool=parts.pool,
+            client=parts.client,
+            speculation=parts.speculation,
+            timeout_seconds=settings.scrape_timeout_seconds,
+            clock=clock,
+        )
         self._states: dict[WorkerId, tuple[Worker, MonitorState]] = {}
         self._requested_probes: set[WorkerId] = set()
         self._is_acting = False
@@ -130,7 +135,9 @@ class ControlLoop:
         """The decision is applied only if this gateway holds the lease."""
         parts, worker_id = self._parts, before.worker.worker_id
         parts.costs.poll_started(worker_id)
-        scraped = await self._scrape(before)
+        scraped = await self._scraper.scrape(before)
+        if scraped.missed:
+            parts.metrics.scrape_failures.labels(worker_id).inc()
         current = parts.pool.snapshot(worker_id)
         if current is None or current.worker is not before.worker:
             # The worker was replaced meanwhile: the scrape is of its predecessor.
@@ -202,48 +209,6 @@ class ControlLoop:
     def _note_if_refused(self, worker_id: WorkerId, task: asyncio.Task[RecycleResult]) -> None:
         if not task.cancelled() and task.result() is RecycleResult.NOT_RESTARTED:
             self._restarts = note_refusal(self._restarts, worker_id, self._clock())
-
-    async def _scrape(self, before: WorkerSnapshot) -> WorkerSnapshot:
-        timeout = self._settings.scrape_timeout_seconds
-        parts = self._parts
-        try:
-            page, reading = await asyncio.gather(
-                parts.client.metrics_page(before.worker, timeout), self._read(before.worker)
-            )
-            metrics = parse_metrics(page)
-            models, engine = before.models, before.engine
-            if not before.healthy or not models:
-                # A worker that was away may have come back as another version with another model.
-                models = await parts.client.models(before.worker, timeout)
-                engine = await parts.client.engine(before.worker, timeout)
-        except WorkerFailedError:
-            # The gateway may have reported the worker meanwhile: a failed poll must not undo that.
-            return self._missed(parts.pool.snapshot(before.worker.worker_id) or before)
-        now = self._clock()
-        return replace(
-            before,
-            healthy=True,
-            models=models,
-            engine=engine,
-            metrics=metrics,
-            reading=reading,
-            tokens_per_second=_rate(before, metrics, now),
-            seen_at=now,
-            missed=0,
-        )
-
-    async def _read(self, worker: Worker) -> EngineReading | None:
-        """None if the plugin did not answer, which does not make the worker unhealthy."""
-        try:
-            return await self._parts.speculation.read(worker, self._settings.scrape_timeout_seconds)
-        except WorkerFailedError:
-            return None
-
-    def _missed(self, before: WorkerSnapshot) -> WorkerSnapshot:
-        missed = before.missed + 1
-        self._parts.metrics.scrape_failures.labels(before.worker.worker_id).inc()
-        healthy = before.healthy and missed < MISSES_UNTIL_DOWN
-        return replace(before, healthy=healthy, tokens_per_second=0.0, missed=missed)
 
     def _decide(self, scraped: WorkerSnapshot) -> WorkerSnapshot:
         worker, metrics, now = scraped.worker, scraped.metrics, scraped.seen_at
@@ -322,11 +287,3 @@ def policy_of(settings: MonitorSettings) -> MonitorPolicy:
         probe_seconds=settings.probe_seconds,
         probe_longest_seconds=settings.probe_longest_seconds,
     )
-
-
-def _rate(before: WorkerSnapshot, metrics: WorkerMetrics, now: float) -> float:
-    """Generated tokens per second since the last poll; 0 after a restart."""
-    if before.metrics is None or now <= before.seen_at:
-        return 0.0
-    tokens = metrics.generation_tokens_total - before.metrics.generation_tokens_total
-    return max(0.0, tokens / (now - before.seen_at))
