@@ -25,6 +25,7 @@ _COMMANDS = {
     "up": "appliance.cli.roles",
     "gateway": "appliance.cli.roles",
     "worker": "appliance.cli.roles",
+    "picker": "appliance.cli.picker",
     "worker-kit": "appliance.cli.worker_kit",
     "status": "appliance.cli.status",
 }

@@ -410,6 +410,27 @@ class PoolSettings(Section):
         return self
 
 
+class PickerSettings(Section):
+    """
+    The endpoint picker (`appliance picker`): it tells the proxy of others which worker of `pool` to use.
+
+    It polls workers as `monitor` says.  It serves TLS with the certificate of `tls`, and requires client
+    certificates if `tls.client_ca_file` is set; without a certificate it makes one at each start, as most
+    proxies expect, which do not verify it.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 9002
+    """TCP port of the external processor (gRPC); with 0 the kernel chooses one, named in the ready line."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] = 9003
+    """TCP port of the health service (gRPC) without TLS, for probes."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9090
+    """TCP port of `/metrics`."""
+    plaintext: bool = False
+    """Serve the external processor without TLS, for proxies that cannot use it."""
+
+
 class AdmissionSettings(Section):
     """Which requests go to a worker, wait or are refused."""
 
@@ -937,6 +958,7 @@ class Settings(Section):
     tenants: TenantsSettings = TenantsSettings()
     worker: WorkerSettings = WorkerSettings()
     pool: PoolSettings = PoolSettings()
+    picker: PickerSettings = PickerSettings()
     admission: AdmissionSettings = AdmissionSettings()
     limits: LimitSettings = LimitSettings()
     batch: BatchSettings = BatchSettings()

@@ -31,6 +31,12 @@ def gateway_ports(settings: Settings) -> frozenset[int]:
     return _ports(peers) | frozenset(settings.sovereignty.connect_ports)
 
 
+def picker_ports(settings: Settings) -> frozenset[int]:
+    """Ports for workers and DNS, and those of the settings."""
+    peers = [_peer(url) for url in _pool_urls(settings.pool)]
+    return _ports(peers) | frozenset(settings.sovereignty.connect_ports)
+
+
 def pool_ports(settings: PoolSettings) -> frozenset[int]:
     return frozenset(_peer(url)[1] for url in _pool_urls(settings))
 
