@@ -95,7 +95,7 @@ class EnvoyProxy:
                 return self
             if self._process.poll() is not None or time.monotonic() > deadline:
                 await self.__aexit__()
-                raise AssertionError(Path(self._log.name).read_text(encoding="utf-8")[-3000:])
+                raise AssertionError(f"Envoy did not start, see {self._log.name}")
             await asyncio.sleep(0.05)
 
     async def __aexit__(self, *_reason: object) -> None:
@@ -156,6 +156,19 @@ def _picker(address: str, plaintext: bool, certificate: tuple[Path, Path] | None
         "type": "STATIC",
         "connect_timeout": "2s",
         "load_assignment": _assignment("picker", [address]),
+        # So that a stream to a picker that is gone fails before the proxy has sent a part of the body.
+        "health_checks": [
+            {
+                "timeout": "5s",
+                **({} if plaintext else {"tls_options": {"alpn_protocols": ["h2"]}}),
+                "interval": "0.1s",
+                "no_traffic_interval": "0.1s",
+                "unhealthy_threshold": 1,
+                "healthy_threshold": 1,
+                "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
+            }
+        ],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "typed_extension_protocol_options": {f"{HTTP_OPTIONS}": http2},
     }
     if plaintext:

@@ -2,112 +2,26 @@
 
 import asyncio
 import json
-import re
 import secrets
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from appliance.serving.supervise import free_port
 from tests.certificates import Authority
-from tests.fakes import CONTROL_TOKEN, SPECULATIVE_METRICS, FakeWorker
+from tests.fakes import SPECULATIVE_METRICS, FakeWorker
 from tests.integration.envoy_proxy import EnvoyProxy
+from tests.integration.picker_process import PickerProcess
 
 START_SECONDS = 60.0
 UP, IN_FALLBACK = "appliance_picker_endpoint_up", "appliance_picker_endpoint_in_fallback"
 READY = ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 OF_CLIENT = {"X-Request-Id": "one"}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
-
-
-class PickerProcess:
-    """`appliance picker` in a process of its own."""
-
-    def __init__(self, directory: Path, urls: list[str], *, port: int = 0, **settings: Any) -> None:
-        directory.mkdir(exist_ok=True)
-        (directory / "control.token").write_text(CONTROL_TOKEN)
-        self.health_port, self.metrics_port = free_port("127.0.0.1"), free_port("127.0.0.1")
-        file = directory / "picker.yaml"
-        own = {"health_port": self.health_port, "metrics_port": self.metrics_port}
-        content = {
-            "pool": {"urls": urls},
-            "monitor": {"interval_seconds": 0.1},
-            **settings,
-            "picker": {**own, **settings.get("picker", {})},
-        }
-        file.write_text(json.dumps(content), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "appliance",
-            "picker",
-            "--config",
-            str(file),
-            "--data",
-            str(directory),
-        ]
-        self.log = directory / "picker.log"
-        with self.log.open("w", encoding="utf-8") as errors:
-            self.process = subprocess.Popen(
-                [*command, "--port", str(port)], stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self.address = ""
-        self._ready = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            if found := re.match(r"ready\s+(\S+)", line):
-                self.address = found[1]
-                self._ready.set()
-        self._ready.set()
-
-    def wait_ready(self) -> "PickerProcess":
-        self._ready.wait(START_SECONDS)
-        assert self.address, self.log.read_text(encoding="utf-8")
-        return self
-
-    async def metric(self, name: str, worker: FakeWorker) -> float:
-        """The value of a metric for a worker; -1 before it has one."""
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(url) as page:
-            text = await page.text()
-        found = re.search(rf'^{name}{{worker="{re.escape(name_of(worker))}"}} (\S+)$', text, re.MULTILINE)
-        return float(found[1]) if found else -1.0
-
-    async def wait_for(self, name: str, worker: FakeWorker, value: float) -> None:
-        while await self.metric(name, worker) != value:
-            await asyncio.sleep(0.02)
-
-    async def is_serving(self, service: str) -> bool:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
-            try:
-                answer = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=service), timeout=10
-                )
-            except grpc.RpcError:
-                return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        status = self.process.wait(START_SECONDS)
-        self._reader.join(START_SECONDS)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return status
 
 
 @asynccontextmanager
@@ -119,7 +33,7 @@ async def picking(
     try:
         await asyncio.to_thread(picker.wait_ready)
         for worker in workers:
-            await picker.wait_for(UP, worker, float(answer))
+            await picker.wait_for(UP, name_of(worker), float(answer))
         yield picker
     finally:
         await asyncio.to_thread(picker.stop)
@@ -209,33 +123,40 @@ async def test_requests_avoid_a_worker_in_fallback_while_another_pays(tmp_path, 
     assert await ask(envoy.url, 12) == [200] * 12
     assert served(workers) == [12, 0]
     workers[0].plugin, workers[1].plugin = is_in_fallback(), pays()
-    await picker.wait_for(IN_FALLBACK, workers[0], 1.0)
-    await picker.wait_for(IN_FALLBACK, workers[1], 0.0)
+    await picker.wait_for(IN_FALLBACK, name_of(workers[0]), 1.0)
+    await picker.wait_for(IN_FALLBACK, name_of(workers[1]), 0.0)
     assert await ask(envoy.url, 12) == [200] * 12
     assert served(workers) == [0, 12]
 
 
-async def test_requests_go_on_when_the_picker_dies_and_are_picked_when_it_is_back(tmp_path, enter, workers):
+@pytest.mark.parametrize("body_mode", ["FULL_DUPLEX_STREAMED", "STREAMED", "BUFFERED", "NONE"])
+async def test_requests_go_on_when_the_picker_dies_and_are_picked_when_it_is_back(
+    tmp_path, enter, workers, body_mode
+):
     picker = await enter(picking(tmp_path, workers))
-    envoy = await enter(EnvoyProxy(urls_of(workers), picker.address, directory=tmp_path))
+    envoy = await enter(EnvoyProxy(urls_of(workers), picker.address, directory=tmp_path, body_mode=body_mode))
     assert await ask(envoy.url, 6) == [200] * 6
     assert served(workers) == [6, 0]
     picker.stop(signal.SIGKILL)
+    while body_mode == "FULL_DUPLEX_STREAMED" and await ask(envoy.url) != [200]:
+        served(workers)  # until the proxy knows that the picker is gone
+    served(workers)
     assert await ask(envoy.url, 12) == [200] * 12
     assert served(workers) == [6, 6]
     port = int(picker.address.rpartition(":")[2])
     again = await enter(picking(tmp_path / "again", workers, port=port))
-    while await again.metric("appliance_picker_picks_total", workers[0]) <= 0:
+    while await again.metric("appliance_picker_picks_total", name_of(workers[0])) <= 0:
         assert await ask(envoy.url) == [200]
     served(workers)
     assert await ask(envoy.url, 6) == [200] * 6
     assert served(workers) == [6, 0]
 
 
-async def test_a_stream_in_flight_survives_the_death_of_the_picker(tmp_path, enter, workers):
+@pytest.mark.parametrize("body_mode", ["FULL_DUPLEX_STREAMED", "STREAMED", "BUFFERED", "NONE"])
+async def test_an_answer_in_flight_survives_the_death_of_the_picker(tmp_path, enter, workers, body_mode):
     workers[0].pause_seconds = 0.5
     picker = await enter(picking(tmp_path, workers))
-    envoy = await enter(EnvoyProxy(urls_of(workers), picker.address, directory=tmp_path, body_mode="NONE"))
+    envoy = await enter(EnvoyProxy(urls_of(workers), picker.address, directory=tmp_path, body_mode=body_mode))
     async with (
         aiohttp.ClientSession(headers=OF_CLIENT) as session,
         session.post(f"{envoy.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
@@ -277,7 +198,7 @@ async def test_workers_that_cannot_be_polled_take_turns(tmp_path, enter, workers
     envoy = await enter(EnvoyProxy(urls_of(workers), picker.address, directory=tmp_path))
     assert await ask(envoy.url, 8) == [200] * 8
     assert served(workers) == [4, 4]
-    assert await picker.metric("appliance_picker_picks_total", workers[0]) == 4.0
+    assert await picker.metric("appliance_picker_picks_total", name_of(workers[0])) == 4.0
 
 
 async def test_workers_without_the_plugin_get_requests_by_load(tmp_path, enter, workers):
@@ -332,7 +253,7 @@ async def test_health_is_live_at_once_and_ready_after_the_first_poll(tmp_path, e
         worker.metrics_seconds = 60.0
     picker = PickerProcess(tmp_path, urls_of(workers), monitor={"scrape_timeout_seconds": 120.0})
     try:
-        while not await picker.is_serving("liveness"):
+        while not await picker.is_serving("liveness"):  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(0.05)
         assert not any([await picker.is_serving(service) for service in READY])
     finally:

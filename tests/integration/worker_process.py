@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -123,11 +123,16 @@ class WorkerProcess(RunningWorker):
 
 @contextmanager
 def stock_worker(
-    log: Path, *, draft: Path | None, environment: Mapping[str, str] = MappingProxyType({})
+    log: Path,
+    *,
+    draft: Path | None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
+    arguments: Sequence[str] = (),
 ) -> Iterator[RunningWorker]:
-    """Run vLLM as started by hand, without our plugin."""
+    """Run vLLM as started by hand, without our plugin unless `environment` and `arguments` bring it."""
     port = free_port("127.0.0.1")
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(DEMO_TARGET)]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(DEMO_TARGET)]
     command += ["--served-model-name", "demo-coder", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--enforce-eager", "--kv-cache-memory-bytes", str(GIB), "--dtype", "float32"]
     if draft is not None:
@@ -141,7 +146,8 @@ def stock_worker(
     }
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command,
+            [*command, *arguments],
+            cwd=log.parent,  # not where Python would find the appliance
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,

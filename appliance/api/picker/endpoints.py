@@ -1,15 +1,14 @@
 """
 The endpoints that the picker chooses from: polls the workers of a pool, and remembers what it has picked.
 
-A request counts as load of its worker from the pick until a later poll has counted it, or until its end if
-the proxy shows it.
+A request counts as load of its worker from the pick until a later poll, which counts it or finds it ended.
 
 Owned by one event loop.  Fails open: a worker that cannot be polled is ranked last, not removed.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import count
 from urllib.parse import urlsplit
 
@@ -22,14 +21,6 @@ from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 
 MOST_ALTERNATIVES = 3
 """Endpoints named to the proxy, which tries the next one if it retries."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
-    addresses: tuple[str, ...]
-    """`ip:port`, best first."""
-    worker_id: WorkerId
-    number: int
 
 
 class Endpoints:
@@ -51,7 +42,7 @@ class Endpoints:
         self._logger = logger
         self._clock = clock
         self._numbers = count(1)
-        self._picked: dict[WorkerId, set[int]] = {}
+        self._picked: Counter[WorkerId] = Counter()
         self._last: dict[WorkerId, int] = {}
         self._speeds: dict[WorkerId, Speeds] = {}
         self._polled = asyncio.Event()
@@ -85,35 +76,30 @@ class Endpoints:
         if snapshots:
             self._polled.set()
 
-    def pick(self, *, allowed: Collection[str] | None, model: str) -> Pick | None:
-        """Where to send a request; None if no worker is listed and allowed."""
+    def pick(self, *, allowed: Collection[str] | None, model: str) -> tuple[str, ...]:
+        """Addresses (`ip:port`) for a request, best first; empty if no worker is listed and allowed."""
         listed = self._listed()
         if allowed is not None:
             listed = [each for each in listed if address_of(each.snapshot.worker) in allowed]
         found = rank(listed, self._clock(), model=model)[:MOST_ALTERNATIVES]
         if not found:
             self._metrics.refusals.inc()
-            return None
-        worker_id, number = found[0].worker_id, next(self._numbers)
-        self._picked.setdefault(worker_id, set()).add(number)
-        self._last[worker_id] = number
+            return ()
+        worker_id = found[0].worker_id
+        self._last[worker_id] = next(self._numbers)
+        self._picked[worker_id] += 1
         self._metrics.picks.labels(worker_id).inc()
-        addresses = tuple(address_of(each.snapshot.worker) for each in found)
-        return Pick(addresses=addresses, worker_id=worker_id, number=number)
-
-    def end(self, pick: Pick) -> None:
-        """The request has been answered."""
-        self._picked.get(pick.worker_id, set()).discard(pick.number)
+        return tuple(address_of(each.snapshot.worker) for each in found)
 
     async def _poll(self, before: WorkerSnapshot) -> None:
         worker_id = before.worker.worker_id
         # A request picked later may be missing from the page; one picked before is in it, or has ended.
-        counted = frozenset(self._picked.get(worker_id, ()))
+        counted = self._picked[worker_id]
         after = await self._scraper.scrape(before)
         current = self._pool.snapshot(worker_id)
         if current is None or current.worker is not before.worker:
             return  # it was replaced meanwhile
-        self._picked.get(worker_id, set()).difference_update(counted)
+        self._picked[worker_id] -= counted
         if after.missed:
             self._metrics.scrape_failures.labels(worker_id).inc()
         else:
@@ -128,7 +114,7 @@ class Endpoints:
         return [
             Endpoint(
                 snapshot=snapshot,
-                picked=len(self._picked.get(snapshot.worker.worker_id, ())),
+                picked=self._picked[snapshot.worker.worker_id],
                 last_picked=self._last.get(snapshot.worker.worker_id, 0),
                 speeds=self._speeds.get(snapshot.worker.worker_id, NO_SPEEDS),
             )
