@@ -48,7 +48,7 @@ DECIDED_BY_THE_CHART: Mapping[str, frozenset[str]] = {
     ),
 }
 """Fields of a gateway's settings that follow from other values, by section."""
-NOT_OF_A_GATEWAY = frozenset({"data", "tenants", "worker"})
+NOT_OF_A_GATEWAY = frozenset({"data", "tenants", "worker", "picker"})
 OF_A_WORKER_BY_THE_CHART = frozenset(
     {
         *("model", "draft", "served_name", "task", "method", "draft_tokens", "bad_draft", "device"),

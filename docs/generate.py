@@ -7,7 +7,7 @@ tests/test_docs.py fails when a page on disk differs from what this makes.
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -27,6 +27,7 @@ from appliance.cli.preflight.summary_screen import PreflightReport
 from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import CostReport
 from appliance.infra.metrics import Metrics
+from appliance.infra.metrics.picker import PickerMetrics
 from appliance.infra.settings import PREFIX, Settings
 from docs.audit_format import audit_format_page, json_schema_page
 from docs.chart import packaged_files, values_page, values_schema
@@ -66,23 +67,32 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     """Every metric with type, labels and meaning."""
-    registry = CollectorRegistry()
-    families = [value for value in vars(Metrics(registry)).values() if hasattr(value, "describe")]
     lines = [
         "# Metrics",
         "",
         NOTE,
         "`GET /metrics` of the admin listener, in Prometheus text format. Labels come from closed sets.",
         "",
-        "| Metric | Type | Labels | Meaning |",
-        "|---|---|---|---|",
+        *_metric_rows(Metrics(CollectorRegistry())),
+        "",
+        "## Endpoint picker",
+        "",
+        "`GET /metrics` of `picker.metrics_port`.",
+        "",
+        *_metric_rows(PickerMetrics(CollectorRegistry())),
     ]
-    for family in families:
-        described = family.describe()[0]
-        name = described.name + ("_total" if described.type == "counter" else "")
-        labels = ", ".join(f"`{label}`" for label in family._labelnames) or "none"  # noqa: SLF001
-        lines.append(f"| `{name}` | {described.type} | {labels} | {described.documentation} |")
     return "\n".join(lines) + "\n"
+
+
+def _metric_rows(metrics: Metrics | PickerMetrics) -> Iterator[str]:
+    yield "| Metric | Type | Labels | Meaning |"
+    yield "|---|---|---|---|"
+    for family in vars(metrics).values():
+        if hasattr(family, "describe"):
+            described = family.describe()[0]
+            name = described.name + ("_total" if described.type == "counter" else "")
+            labels = ", ".join(f"`{label}`" for label in family._labelnames) or "none"  # noqa: SLF001
+            yield f"| `{name}` | {described.type} | {labels} | {described.documentation} |"
 
 
 def errors_page() -> str:

@@ -59,7 +59,7 @@ collect_locked tools tools
 for image in "$@"; do
     say "collecting what $image installs"
     case $image in
-    gateway) collect_locked gateway gateway hsm ;;
+    gateway) collect_locked gateway gateway hsm picker ;;
     worker-cpu)
         collect_locked worker-cpu gateway cpu
         get_torch collect worker-cpu

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.worker
 SEQUENCES = 8
 TOKEN = "a shared secret"
 TARGET_ONLY, SPECULATIVE = "target_only", "speculative"
-OURS = ("appliance", "sovereign_appliance", "_sovereign_appliance", "__editable__")
+OURS = re.compile(r"appliance$|.*sovereign_appliance|__pycache__")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def python(directory: Path) -> str:
     venv.create(directory / "stock", symlinks=True)
     packages = next((directory / "stock").glob("lib/python*/site-packages"))
     for package in Path(vllm.__file__).parents[1].iterdir():
-        if not package.name.startswith(OURS) and package.name != "__pycache__":
+        if not OURS.match(package.name):
             (packages / package.name).symlink_to(package)
     python = str(directory / "stock" / "bin" / "python")
     found = subprocess.run(

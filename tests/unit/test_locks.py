@@ -46,9 +46,10 @@ def test_a_package_has_one_version_in_all_locks():
         (PROJECT["project"]["optional-dependencies"]["cpu"], ["gateway", "cpu", "torch"]),
         (PROJECT["project"]["optional-dependencies"]["gpu"], ["gateway", "gpu"]),
         (PROJECT["project"]["optional-dependencies"]["hsm"], ["gateway", "hsm"]),
+        (PROJECT["project"]["optional-dependencies"]["picker"], ["gateway", "picker"]),
         (PROJECT["project"]["optional-dependencies"]["dev"], ["gateway", "dev"]),
     ],
-    ids=["build", "gateway", "cpu", "gpu", "hsm", "dev"],
+    ids=["build", "gateway", "cpu", "gpu", "hsm", "picker", "dev"],
 )
 def test_locked_versions_are_those_that_the_project_accepts(requirements, locks):
     versions = locked(*locks)

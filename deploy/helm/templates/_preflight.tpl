@@ -15,6 +15,12 @@
 images.{{ $name }}.digest is empty: a tag can change its image; take the digest from `appliance bundle emit`, or set global.allowTags on a test cluster
 {{- end -}}
 {{- end -}}
+{{- if and $values.picker.enabled (not $values.picker.pods.labels) }}
+picker.enabled needs picker.pods.labels: the labels of the vLLM pods to pick from
+{{- end -}}
+{{- if and $values.picker.enabled (not $values.keys.controlToken.existingSecret) }}
+picker.enabled needs keys.controlToken.existingSecret: the token that the vLLM pods expect of the appliance
+{{- end -}}
 {{- if and (eq $database.kind "sqlite") (gt $most 1) }}
 database.kind is sqlite with {{ $most }} gateways: its file supports one; use PostgreSQL (external or inChart), or gateway.replicas: 1 without autoscaling
 {{- end -}}

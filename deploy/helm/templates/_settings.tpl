@@ -35,6 +35,8 @@
 {{- $pool := dict "urls" $values.workers.urls -}}
 {{- if $values.models -}}
 {{- $_ := set $pool "discover" (printf "http://%s.%s.svc.%s:8000" (include "appliance.workersName" .) .Release.Namespace $values.global.clusterDomain) -}}
+{{- else if $values.picker.enabled -}}
+{{- $_ := set $pool "discover" (include "appliance.pickedUrl" .) -}}
 {{- end -}}
 {{- $audit := dict -}}
 {{- with include "appliance.databaseUrl" . -}}{{- $_ := set $audit "database_url" . -}}{{- end -}}

@@ -1,0 +1,79 @@
+"""The endpoint picker in the chart, for vLLM pods of others."""
+
+import pytest
+import yaml
+
+from tests.deploy.chart.helm import RefusedError, render
+from tests.deploy.chart.site import over, site
+
+pytestmark = pytest.mark.usefixtures("helm")
+PODS = {"app": "vllm-llama3-8b"}
+PICKER = {
+    "models": [],
+    "picker": {
+        "enabled": True,
+        "pods": {"labels": PODS, "port": 8080},
+        "gateway": {"name": "inference", "namespace": "gateways"},
+        "proxies": [{"namespaceSelector": {"matchLabels": {"team": "platform"}}}],
+    },
+}
+
+
+def settings(rendered, part):
+    return yaml.safe_load(rendered.one("ConfigMap", part)["data"]["appliance.yaml"])
+
+
+def test_pool_route_and_picker_name_each_other_and_fail_open():
+    rendered = render(site(PICKER))
+    pool = rendered.one("InferencePool")
+    assert pool["spec"]["selector"] == {"matchLabels": PODS}
+    assert pool["spec"]["targetPorts"] == [{"number": 8080}]
+    chosen = pool["spec"]["endpointPickerRef"]
+    service = rendered.kind("Service")[chosen["name"]]
+    assert chosen["port"] == {"number": service["spec"]["ports"][0]["port"]}
+    assert chosen["failureMode"] == "FailOpen"
+    pod = rendered.kind("Deployment")[chosen["name"]]["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    route = rendered.one("HTTPRoute")["spec"]
+    assert route["parentRefs"] == [{"name": "inference", "namespace": "gateways"}]
+    assert route["rules"][0]["backendRefs"][0]["name"] == pool["metadata"]["name"]
+
+
+def test_picker_and_gateway_find_the_same_pods():
+    rendered = render(site(PICKER))
+    url = settings(rendered, "picker")["pool"]["discover"]
+    assert settings(rendered, "gateway")["pool"]["discover"] == url
+    service = rendered.kind("Service")[url.removeprefix("http://").partition(".")[0]]["spec"]
+    assert service["selector"] == PODS
+    assert service["clusterIP"] == "None"
+    assert url.endswith(":8080")
+
+
+def test_picker_is_reached_by_proxies_and_reaches_pods_and_resolver():
+    (policy,) = [
+        each["spec"]
+        for name, each in render(site(PICKER)).kind("NetworkPolicy").items()
+        if name.endswith("-picker")
+    ]
+    assert policy["ingress"] == [
+        {"from": PICKER["picker"]["proxies"], "ports": [{"protocol": "TCP", "port": 9002}]}
+    ]
+    assert policy["egress"][0]["to"] == [{"podSelector": {"matchLabels": PODS}}]
+    assert {port["port"] for port in policy["egress"][1]["ports"]} == {53}
+
+
+def test_its_certificate_comes_from_the_secret_that_is_named():
+    named = over(PICKER, {"picker": {"tls": {"existingSecret": "picker-tls"}}})
+    assert settings(render(site(named)), "picker")["tls"]["certificate_file"] == "/etc/appliance/tls/tls.crt"
+    assert "tls" not in settings(render(site(PICKER)), "picker")
+
+
+def test_a_picker_without_pods_is_refused():
+    with pytest.raises(RefusedError, match=r"picker\.pods\.labels"):
+        render(site({"picker": {"enabled": True}}))
+
+
+def test_nothing_of_it_is_there_by_default():
+    rendered = render(site())
+    assert not rendered.kind("InferencePool")
+    assert not [name for name in rendered.names() if "pick" in name]
