@@ -136,10 +136,11 @@ def test_the_plugin_is_controllable_and_admits_only_our_token(pods):
     assert get(pods[0].url + SPECULATION_PATH, "another")[0] == 401
 
 
-def test_a_router_of_others_needs_no_token(pods):
+def test_a_router_of_others_needs_no_token(pods, directory):
     assert get(f"{pods[0].url}/v1/models")[0] == 200
     assert "vllm:num_requests_waiting" in get(f"{pods[0].url}/metrics")[1]
     assert complete(pods[0].url) == 200
+    assert "Logging error" not in (directory / "pod-1.log").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ vLLM and its libraries quote requests and answers in exception messages, warning
 dump of what was scheduled.  From the first request on a process writes
 
 - of a log record its place and the text that stands in the source, without the arguments; an f-string is
-  dropped whole, since its arguments cannot be separated from it,
+  dropped whole, since its arguments cannot be separated from it; of an access log nothing,
 - of an exception its traceback and class; its message only if vLLM or torch is known to put figures in it,
 - of a warning its place and category.
 
@@ -43,6 +43,8 @@ def redact_logs() -> None:
         return
     traceback.TracebackException = RedactedTraceback  # type: ignore[misc,assignment]
     logging.setLogRecordFactory(_redacting(logging.getLogRecordFactory()))
+    # Its formatter needs the arguments.  Our launcher has it off; a worker started by others may not.
+    logging.getLogger("uvicorn.access").disabled = True  # noqa: TID251 - uvicorn's
     warnings.formatwarning = _format_warning  # type: ignore[assignment]
     # Python's own hooks are written in C, and format exceptions without `traceback`.
     sys.excepthook = traceback.print_exception

@@ -63,6 +63,20 @@ def test_content_is_withheld_and_its_place_stays(program, expected):
     assert expected in written
 
 
+def test_the_servers_access_log_stops_instead_of_failing():
+    written = write(
+        """
+        import uvicorn.logging
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(uvicorn.logging.AccessFormatter("%(client_addr)s %(request_line)s"))
+        access = logging.getLogger("uvicorn.access")
+        access.addHandler(handler)
+        access.info('%s - "%s %s HTTP/%s" %d', "10.0.0.1:1", "GET", "/?q=" + mark, "1.1", 200)
+        """
+    )
+    assert written == ""
+
+
 def test_causes_and_notes_of_an_exception_are_withheld_too():
     written = write(
         """
