@@ -142,7 +142,9 @@ def expected_speeds(endpoints: Iterable[Endpoint], now: float) -> dict[WorkerId,
     found = {}
     for each in able:
         own, batch, k = fresh[each.worker_id], each.batch, each.draft_tokens
-        speed = _at(batch, _with(k, own)) or _at(batch, _with(k, everywhere)) or _at(batch, everywhere)
+        # Without drafts it is slower than what was measured with them: as if it had more requests.
+        crowd = batch + round(TARGET_ONLY_PENALTY) if each.is_in_fallback else batch
+        speed = _at(batch, _with(k, own)) or _at(batch, _with(k, everywhere)) or _at(crowd, everywhere)
         if speed is not None:
             # What does not fit into the batch waits, so that all together get what the batch gives.
             found[each.worker_id] = speed * batch / (each.load + 1)

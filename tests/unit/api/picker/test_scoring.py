@@ -105,6 +105,12 @@ def test_unmeasured_worker_in_fallback_comes_after_one_that_drafts():
     assert names(rank([in_fallback("a"), paying], NOW)) == ["b", "a"]
 
 
+def test_unmeasured_worker_in_fallback_must_have_fewer_requests_to_be_used():
+    one, many = (endpoint("b", measured={(1, 3): 30.0}, metrics=page(running=running)) for running in (1, 5))
+    assert names(rank([in_fallback("a"), one], NOW)) == ["b", "a"]
+    assert names(rank([in_fallback("a"), many], NOW)) == ["a", "b"]
+
+
 def test_load_past_the_break_even_counts_with_the_draft_tokens_it_gets():
     table = ((1, 4, 3), (5, 64, 0))
     near = endpoint(
