@@ -64,6 +64,8 @@ EXTENSIONS = (
     Resource("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules"),
     Resource("keda.sh/v1alpha1", "ScaledObject", "scaledobjects"),
     Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
+    Resource("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
+    Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
     Resource("route.openshift.io/v1", "Route", "routes"),
 )
 

@@ -108,6 +108,9 @@ def _in_environment(container: Object) -> Iterator[tuple[str, str]]:
 def _selectors(objects: list[Object]) -> Iterator[str]:
     """Each selector finds a pod; a workload's finds its own, and no other workload's does."""
     templates = list(pods(objects))
+    of_others = [
+        each["spec"]["selector"]["matchLabels"] for each in objects if each["kind"] == "InferencePool"
+    ]
     for thing in objects:
         name = f"{thing['kind']}/{thing['metadata']['name']}"
         if thing["kind"] in {"Deployment", "StatefulSet"}:
@@ -118,7 +121,7 @@ def _selectors(objects: list[Object]) -> Iterator[str]:
             selector = thing["spec"].get("selector", thing["spec"].get("podSelector", {}))
             if not any(_selects(selector, pod) for _, pod in templates):
                 yield f"{name}: it selects nothing"
-        elif thing["kind"] == "Service" and "selector" in thing["spec"]:
+        elif thing["kind"] == "Service" and thing["spec"].get("selector", {}) not in [{}, *of_others]:
             yield from _served(name, thing["spec"], templates)
         elif thing["kind"] == "ServiceMonitor":
             yield from _scraped(name, thing["spec"], objects)

@@ -59,6 +59,17 @@ REFRESH: Values = {
 """What a refresh of a draft needs, besides PostgreSQL and a model with a draft."""
 
 
+PICKER: Values = {
+    "picker": {
+        "enabled": True,
+        "pods": {"labels": {"app": "vllm-llama3-8b"}, "port": 8080},
+        "gateway": {"name": "inference", "namespace": "gateways"},
+        "proxies": [{"namespaceSelector": {"matchLabels": {"team": "platform"}}}],
+    },
+}
+"""An endpoint picker for pods of others."""
+
+
 def site(*changes: Values, model: Values | None = None) -> Values:
     """`SITE` with `changes` put over it one after the other, and `model` over its only model."""
     values = deepcopy(SITE)

@@ -3,20 +3,12 @@
 import pytest
 import yaml
 
-from tests.deploy.chart.helm import RefusedError, render
-from tests.deploy.chart.site import over, site
+from tests.deploy.chart.helm import render
+from tests.deploy.chart.site import PICKER, over, site
 
 pytestmark = pytest.mark.usefixtures("helm")
-PODS = {"app": "vllm-llama3-8b"}
-PICKER = {
-    "models": [],
-    "picker": {
-        "enabled": True,
-        "pods": {"labels": PODS, "port": 8080},
-        "gateway": {"name": "inference", "namespace": "gateways"},
-        "proxies": [{"namespaceSelector": {"matchLabels": {"team": "platform"}}}],
-    },
-}
+WITHOUT_MODELS = over(PICKER, {"models": []})
+PODS = PICKER["picker"]["pods"]["labels"]
 
 
 def settings(rendered, part):
@@ -24,7 +16,7 @@ def settings(rendered, part):
 
 
 def test_pool_route_and_picker_name_each_other_and_fail_open():
-    rendered = render(site(PICKER))
+    rendered = render(site(WITHOUT_MODELS))
     pool = rendered.one("InferencePool")
     assert pool["spec"]["selector"] == {"matchLabels": PODS}
     assert pool["spec"]["targetPorts"] == [{"number": 8080}]
@@ -40,7 +32,7 @@ def test_pool_route_and_picker_name_each_other_and_fail_open():
 
 
 def test_picker_and_gateway_find_the_same_pods():
-    rendered = render(site(PICKER))
+    rendered = render(site(WITHOUT_MODELS))
     url = settings(rendered, "picker")["pool"]["discover"]
     assert settings(rendered, "gateway")["pool"]["discover"] == url
     service = rendered.kind("Service")[url.removeprefix("http://").partition(".")[0]]["spec"]
@@ -52,7 +44,7 @@ def test_picker_and_gateway_find_the_same_pods():
 def test_picker_is_reached_by_proxies_and_reaches_pods_and_resolver():
     (policy,) = [
         each["spec"]
-        for name, each in render(site(PICKER)).kind("NetworkPolicy").items()
+        for name, each in render(site(WITHOUT_MODELS)).kind("NetworkPolicy").items()
         if name.endswith("-picker")
     ]
     assert policy["ingress"] == [
@@ -63,14 +55,9 @@ def test_picker_is_reached_by_proxies_and_reaches_pods_and_resolver():
 
 
 def test_its_certificate_comes_from_the_secret_that_is_named():
-    named = over(PICKER, {"picker": {"tls": {"existingSecret": "picker-tls"}}})
+    named = over(WITHOUT_MODELS, {"picker": {"tls": {"existingSecret": "picker-tls"}}})
     assert settings(render(site(named)), "picker")["tls"]["certificate_file"] == "/etc/appliance/tls/tls.crt"
-    assert "tls" not in settings(render(site(PICKER)), "picker")
-
-
-def test_a_picker_without_pods_is_refused():
-    with pytest.raises(RefusedError, match=r"picker\.pods\.labels"):
-        render(site({"picker": {"enabled": True}}))
+    assert "tls" not in settings(render(site(WITHOUT_MODELS)), "picker")
 
 
 def test_nothing_of_it_is_there_by_default():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.deploy.chart.helm import CHART, RefusedError, render
-from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, SEVERAL, site
+from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, SEVERAL, site
 
 pytestmark = pytest.mark.usefixtures("helm")
 ARTEFACT = {"repository": "weights", "digest": DIGEST}
@@ -61,6 +61,11 @@ CONTRADICTIONS = [
         r"images\.workerCpu\.digest is empty",
     ),
     (site(IN_CHART, {"images": {"postgres": {"digest": ""}}}), r"images\.postgres\.digest is empty"),
+    (site({"picker": {"enabled": True}}), r"picker\.enabled needs picker\.pods\.labels"),
+    (
+        site(PICKER, {"keys": {"controlToken": {"existingSecret": ""}}}),
+        r"picker\.enabled needs keys\.controlToken\.existingSecret",
+    ),
     (site({"gateway": {"replicas": 2}}), r"database\.kind is sqlite with 2 gateways: .* use PostgreSQL"),
     (site({"gateway": {"kind": "Deployment"}}), r"database\.kind is sqlite and gateway\.kind is Deployment"),
     (

@@ -21,6 +21,8 @@ KNOWN = (
     "monitoring.coreos.com/v1",
     "keda.sh/v1alpha1",
     "leaderworkerset.x-k8s.io/v1",
+    "inference.networking.k8s.io/v1",
+    "gateway.networking.k8s.io/v1",
     "route.openshift.io/v1",
 )
 EXCEPTIONS = yaml.safe_load(

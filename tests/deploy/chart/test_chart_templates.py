@@ -8,7 +8,7 @@ import yaml
 
 from tests.deploy.chart.helm import CHART, ROOT, render
 from tests.deploy.chart.references import dangling, pods
-from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, REFRESH, SEVERAL, site
+from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, REFRESH, SEVERAL, site
 
 pytestmark = pytest.mark.usefixtures("helm")
 MONITORING = "monitoring.coreos.com/v1"
@@ -439,7 +439,7 @@ def test_every_template_makes_something_in_these_tests():
     made = {
         source
         for values in (
-            site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, model=DRAFTED),
+            site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, PICKER, model=DRAFTED),
             site(model=group),
         )
         for source in render(values, api_versions=[MONITORING]).source.values()
