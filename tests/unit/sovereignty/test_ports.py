@@ -3,7 +3,7 @@
 import pytest
 
 from appliance.infra.settings import Settings
-from appliance.sovereignty.ports import gateway_ports, pool_ports, spell
+from appliance.sovereignty.ports import gateway_ports, picker_ports, pool_ports, spell
 
 WITNESS = {"name": "w", "key": "w+00000000+AAAA"}
 
@@ -96,6 +96,17 @@ def test_the_ports_of_a_pool():
         {"pool": {"urls": ["http://a:1", "http://b:2"], "discover": "http://c:3"}}
     )
     assert pool_ports(settings.pool) == {1, 2, 3}
+
+
+def test_a_picker_needs_workers_and_resolver_only():
+    settings = Settings.model_validate(
+        {
+            "pool": {"discover": "http://vllm.llm.svc:8000"},
+            "audit": {"database_url": "postgresql://g@10.0.0.7/audit"},
+            "sovereignty": {"connect_ports": [9]},
+        }
+    )
+    assert picker_ports(settings) == {8000, 53, 9}
 
 
 def test_ports_are_spelled_as_ranges():
