@@ -158,6 +158,10 @@ class WorkerUnreachableError(WorkerFailedError):
     """No connection to the worker could be opened, so it has not received the request."""
 
 
+class WorkerLeavingError(WorkerUnreachableError):
+    """The worker is stopping and has refused the request; it has computed nothing."""
+
+
 class WorkerTimeoutError(WorkerFailedError):
     """A worker stayed silent for longer than the gateway waits."""
 

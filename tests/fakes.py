@@ -36,8 +36,9 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.serving.dialects.routes import ROUTES
+from appliance.serving.vllm.middleware import LEAVING
 from appliance.serving.vllm.scheduler_control import SchedulerControl
-from appliance.serving.worker_protocol import SPECULATION_PATH, USAGE_PATH
+from appliance.serving.worker_protocol import LEAVING_HEADER, SPECULATION_PATH, USAGE_PATH
 from appliance.speculation.values import Reason
 from tests.leaks import COMPLETION, PROMPT
 
@@ -96,6 +97,8 @@ class FakeWorker:
     """What the adapters among them adapt."""
     status: int = 200
     error_body: bytes = field(default_factory=lambda: json.dumps(ERROR).encode())
+    leaving: bool = False
+    """It refuses new requests and finishes the others, as after SIGTERM."""
     breaks_before_answer: bool = False
     """The connection is cut once the request was read, as when the process dies at once."""
     breaks_after: int | None = None
@@ -161,6 +164,8 @@ class FakeWorker:
 
     async def answered(self, request: web.Request, asked: dict) -> web.StreamResponse:
         """Answer as the fields say."""
+        if self.leaving:
+            return web.json_response(LEAVING, status=503, headers={LEAVING_HEADER: "true"})
         if request.path in self.lacks:
             return web.json_response({"detail": "Not Found"}, status=404)
         if self.breaks_before_answer:
@@ -302,6 +307,8 @@ class FakeWorker:
             return web.json_response({"detail": "Not Found"}, status=404)
         if request.headers.get("Authorization") != f"Bearer {self.plugin_token}":
             return web.json_response({"error": "the control token is missing or wrong"}, status=401)
+        if self.leaving:
+            return web.json_response(LEAVING, status=503)
         told = await request.json() if request.method == "PUT" else {}
         self.puts += [told] if told else []
         if told and self.put_status != 200:

@@ -86,6 +86,7 @@ async def _run(read_settings: Callable[[], Settings]) -> None:
                 ),
                 speculation=await stack.enter_async_context(SpeculationClient.open(token=token, tls=tls)),
                 timeout_seconds=settings.monitor.scrape_timeout_seconds,
+                failures=metrics.scrape_failures,
                 clock=time.monotonic,
             ),
             seconds=settings.monitor.interval_seconds,

@@ -88,6 +88,7 @@ class ControlLoop:
             client=parts.client,
             speculation=parts.speculation,
             timeout_seconds=settings.scrape_timeout_seconds,
+            failures=parts.metrics.scrape_failures,
             clock=clock,
         )
         self._states: dict[WorkerId, tuple[Worker, MonitorState]] = {}
@@ -136,8 +137,6 @@ class ControlLoop:
         parts, worker_id = self._parts, before.worker.worker_id
         parts.costs.poll_started(worker_id)
         scraped = await self._scraper.scrape(before)
-        if scraped.missed:
-            parts.metrics.scrape_failures.labels(worker_id).inc()
         current = parts.pool.snapshot(worker_id)
         if current is None or current.worker is not before.worker:
             # The worker was replaced meanwhile: the scrape is of its predecessor.

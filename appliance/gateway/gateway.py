@@ -23,6 +23,7 @@ from appliance.errors import (
     NoWorkerAvailableError,
     Outcome,
     WorkerFailedError,
+    WorkerLeavingError,
     WorkerTimeoutError,
     WorkerUnreachableError,
 )
@@ -216,7 +217,11 @@ class Gateway:
             in_flight.dec()
 
     async def _attempt_workers(self, exchange: Exchange, reply: ReplySink) -> None:
-        """Before the first byte of an answer the request may be retried on another worker."""
+        """
+        Before the first byte of an answer the request may be retried on another worker.
+
+        If there is none, it waits for one that is on its way, as if it had just come.
+        """
         call = exchange.call
         body = call.parsed.edit(call.body)
         headers = {
@@ -227,7 +232,7 @@ class Gateway:
         request, tried = _admission_request(call), set[WorkerId]()
         slot = self.admission.enter(request) or await self._wait(request, exchange, reply)
         while True:
-            worker, another = slot.snapshot.worker, None
+            worker, another, waits = slot.snapshot.worker, None, False
             tried.add(worker.worker_id)
             exchange.worker, exchange.dispatched = slot.snapshot, self._clock()
             if exchange.trace is not None:
@@ -249,21 +254,39 @@ class Gateway:
             except TimeoutError as error:
                 slot.failed()
                 raise self._timeouts.lost() from error
-            except WorkerTimeoutError:
-                raise
             except WorkerFailedError as error:
-                slot.failed()
-                self.pool.report_unreachable(worker.worker_id)
-                is_free = isinstance(error, WorkerUnreachableError)
-                another = self._another(request, exchange, tried, is_free=is_free)
-                if another is None:
-                    raise
+                another = self._recover(error, slot, request, exchange, tried)
+                waits = another is None
             finally:
                 self._costs.end(stay)
                 slot.release()
                 if exchange.trace is not None:
-                    exchange.trace.leave(self._clock(), is_retried=another is not None)
+                    exchange.trace.leave(self._clock(), is_retried=waits or another is not None)
+            if another is None:
+                another = await self._wait(request, exchange, reply)
+                tried.clear()
+                self._count_retry(exchange)
             slot = another
+
+    def _recover(
+        self,
+        error: WorkerFailedError,
+        slot: Slot,
+        request: AdmissionRequest,
+        exchange: Exchange,
+        tried: set[WorkerId],
+    ) -> Slot | None:
+        """A slot of another worker, or None if the request may wait for one to return; else raises the error."""
+        if isinstance(error, WorkerTimeoutError):
+            raise error
+        if not isinstance(error, WorkerLeavingError):
+            slot.failed()
+        self.pool.report_unreachable(slot.snapshot.worker.worker_id)
+        is_free = isinstance(error, WorkerUnreachableError)
+        another = self._another(request, exchange, tried, is_free=is_free)
+        if another is None and (exchange.is_relayed or not self.admission.may_wait(request, is_free=is_free)):
+            raise error
+        return another
 
     async def _wait(self, request: AdmissionRequest, exchange: Exchange, reply: ReplySink) -> Slot:
         """
@@ -272,10 +295,10 @@ class Gateway:
         A stream that waits for long gets its head, so that neither proxy nor client times out; from then on
         only its frames can carry an error.
         """
-        began = self._clock()
+        began, before = self._clock(), exchange.queued
 
         async def keep_alive() -> None:
-            exchange.queued = self._clock() - began
+            exchange.queued = before + self._clock() - began
             if exchange.call.parsed.is_stream:
                 await self._relay.send_head(exchange, reply, HTTPStatus.OK, EVENT_STREAM)
                 exchange.capture.observe(sse.KEEP_ALIVE)
@@ -284,9 +307,10 @@ class Gateway:
         try:
             return await self.admission.wait(request, keep_alive, self._policy.keep_alive_seconds)
         finally:
-            exchange.queued = self._clock() - began
+            ended = self._clock()
+            exchange.queued = before + ended - began
             if exchange.trace is not None:
-                exchange.trace.waited(began, began + exchange.queued)
+                exchange.trace.waited(began, ended)
 
     def _another(
         self, request: AdmissionRequest, exchange: Exchange, tried: set[WorkerId], *, is_free: bool = False
@@ -294,9 +318,12 @@ class Gateway:
         """None once an answer is being relayed, or if every worker was tried."""
         slot = None if exchange.is_relayed else self.admission.retry(request, tried, is_free=is_free)
         if slot is not None:
-            exchange.retries += 1
-            self._metrics.retries.labels(exchange.call.model).inc()
+            self._count_retry(exchange)
         return slot
+
+    def _count_retry(self, exchange: Exchange) -> None:
+        exchange.retries += 1
+        self._metrics.retries.labels(exchange.call.model).inc()
 
 
 def _admission_request(call: Call) -> AdmissionRequest:

@@ -356,6 +356,9 @@ class WorkerSettings(Section):
     """Port the worker listens on; 0 picks a free one (only with `appliance up`)."""
     max_startup_seconds: Annotated[int, Field(ge=10)] = 1800
     """Maximum time to load the model; then the start counts as failed."""
+    drain_seconds: Annotated[int, Field(ge=0)] = 30
+    """Maximum time a stopping worker waits for its running requests; gateways send new ones to
+    other workers."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Consecutive failed starts after which the supervisor gives up."""
     tool_call_parser: str | None = None
@@ -446,6 +449,9 @@ class AdmissionSettings(Section):
     """Maximum time a request waits for a worker; then 429."""
     batch_wait_seconds: Annotated[float, Field(gt=0)] = 600.0
     """The same for requests of class `batch`."""
+    worker_wait_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """Time since a model lost its last worker in which requests wait for one to return; after it, and if one
+    has waited too long, they get 503 with `Retry-After`.  0: they get it at once."""
     standard_share: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of turns for class `standard` while `interactive` requests wait."""
     batch_share: Annotated[float, Field(ge=0, lt=1)] = 0.05

@@ -16,7 +16,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from appliance.errors import WorkerFailedError, WorkerTimeoutError, WorkerUnreachableError
+from appliance.errors import (
+    WorkerFailedError,
+    WorkerLeavingError,
+    WorkerTimeoutError,
+    WorkerUnreachableError,
+)
 from appliance.infra.read_turns import ReadTurns
 from appliance.serving.connection import Piece, WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
@@ -26,6 +31,9 @@ from appliance.serving.worker_tls import WorkerTls
 OK = 200
 UNAUTHORISED = 401
 NOT_FOUND = 404
+FAILED = 500
+SHUT_DOWN = b"cannot schedule new futures after shutdown"
+"""In the 500 of a stopping vLLM without our middleware."""
 IDLE_SECONDS = 4.0
 """Less than the 5 s after which a worker closes an idle connection: none is used while it closes."""
 CANARIES: dict[str, dict[str, Any]] = {
@@ -140,8 +148,8 @@ class WorkerClient:
         Send a request body to a worker; yields its answer once the head has arrived, and aborts what is left.
 
         Raises TimeoutError if no head arrived within `seconds`, WorkerUnreachableError if no connection could
-        be opened (the worker has not received the request), WorkerFailedError if the worker closed it early
-        or does not accept our token.
+        be opened (the worker has not received the request), WorkerLeavingError if it is stopping and refused
+        the request, WorkerFailedError if it closed the connection early or does not accept our token.
         """
         address = _address(*worker.address)
         head = _head(address, path, sum(map(len, body)), headers | self._authorization)
@@ -161,6 +169,10 @@ class WorkerClient:
             if connection.status == UNAUTHORISED:
                 # Relayed, it would tell the client that its own key is wrong.
                 raise WorkerFailedError("The worker does not accept the token of this gateway.")
+            if connection.is_leaving or (
+                connection.status == FAILED and SHUT_DOWN in await connection.peek(seconds)
+            ):
+                raise WorkerLeavingError("The worker is stopping. Try again in a moment.")
             yield connection
         finally:
             if connection.finish():

@@ -17,6 +17,7 @@ import httptools
 
 from appliance.errors import WorkerFailedError
 from appliance.infra.read_turns import ReadTurns
+from appliance.serving.worker_protocol import LEAVING_HEADER
 
 MAX_UNREAD_BYTES = 2**16
 MAX_HEAD_BYTES = 2**16
@@ -24,6 +25,7 @@ JOINED_BYTES = 2**16
 """Up to here joining a request is cheaper than sending its pieces."""
 Piece = bytes | memoryview
 _INFORMATIONAL = 200
+_LEAVING = LEAVING_HEADER.encode()
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -47,6 +49,8 @@ class WorkerConnection(asyncio.Protocol):
         self._has_head = self._has_length = self._keeps_alive = False
         self.status = 0
         self.content_type = ""
+        self.is_leaving = False
+        """Whether the worker refused the request because it is stopping."""
         self.is_complete = False
         self._is_busy = False
         self.has_received = False
@@ -83,6 +87,12 @@ class WorkerConnection(asyncio.Protocol):
             await self._wait(seconds)
         parts, self._parts, self._unread = self._parts, [], 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def peek(self, seconds: float) -> bytes:
+        """The whole of a short body, or its beginning; `read` returns it again."""
+        while not self.is_complete and not self._is_paused and self._lost is None:
+            await self._wait(seconds)
+        return b"".join(self._parts)
 
     def finish(self) -> bool:
         """End the exchange; False if the connection was closed because it cannot be used again."""
@@ -189,6 +199,8 @@ class WorkerConnection(asyncio.Protocol):
         name = name.lower()
         if name == b"content-type":
             self.content_type = value.decode("latin-1")
+        elif name == _LEAVING:
+            self.is_leaving = True
         elif name in {b"content-length", b"transfer-encoding"}:
             self._has_length = True
 

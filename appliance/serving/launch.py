@@ -19,7 +19,7 @@ from appliance.errors import ConfigurationError
 from appliance.infra.settings import TracingSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
-from appliance.serving.worker_protocol import EXPECTATION, SCRAPE_TOKEN_FILE, TOKEN_FILE
+from appliance.serving.worker_protocol import DRAIN_SECONDS, EXPECTATION, SCRAPE_TOKEN_FILE, TOKEN_FILE
 from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -27,7 +27,6 @@ MODULE = "vllm.entrypoints.openai.api_server"
 NODE_MODULE = "vllm.entrypoints.cli.main"
 """The only entry point with `--headless`, for the further nodes of a worker on several."""
 GIB = 2**30
-DRAIN_SECONDS = 30
 MIDDLEWARE = "appliance.serving.vllm.middleware.GatewayMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Values between none and all draft tokens; few, because each costs CUDA graphs."""
@@ -167,12 +166,13 @@ def plan_launch(
     argv += ["--enable-per-request-metrics", "--enable-prompt-tokens-details"]
     argv += ["--no-enable-log-requests", "--no-enable-log-outputs", "--no-log-error-stack"]
     argv += ["--disable-uvicorn-access-log", "--disable-fastapi-docs"]
-    argv += ["--allowed-media-domains", NO_DOMAIN, "--shutdown-timeout", str(DRAIN_SECONDS)]
+    argv += ["--allowed-media-domains", NO_DOMAIN, "--shutdown-timeout", str(settings.drain_seconds)]
     if tracing is not None and tracing.enabled and answers:
         argv += ["--otlp-traces-endpoint", tracing.endpoint]
     made = _device_environment(environment, settings, device)
     argv += ["--middleware", MIDDLEWARE]
     made[TOKEN_FILE] = str(control_token_file)
+    made[DRAIN_SECONDS] = str(settings.drain_seconds)
     if settings.scrape_token_file is not None:
         made[SCRAPE_TOKEN_FILE] = str(settings.scrape_token_file)
     certificate = _certificate(settings) if answers else None
@@ -187,7 +187,7 @@ def plan_launch(
         host=settings.host,
         port=port,
         model=name,
-        drain_seconds=DRAIN_SECONDS,
+        drain_seconds=settings.drain_seconds,
         max_startup_seconds=settings.max_startup_seconds,
         answers=answers,
         certificate=certificate,

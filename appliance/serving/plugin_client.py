@@ -127,6 +127,10 @@ def parse_reading(status: int, text: str) -> EngineReading:
         return _uncontrollable("the worker does not accept this control token")
     try:
         content = json.loads(text)
+        if content.get("leaving") is True:
+            return EngineReading(
+                controllable=False, problems=(str(content["error"]),), epoch="", is_leaving=True
+            )
         if status != OK:
             raise WorkerFailedError(f"The worker's plugin answered {status}: {content['error']}.")
         return _checked(_parse(content))

@@ -37,13 +37,13 @@ class WorkerPool:
         """
         Add a worker, unhealthy until its first scrape; it replaces one with the same id.
 
-        The model names of its predecessor stay known: during a restart a client receives "wait", not that the
-        model does not exist.
+        The model names of its predecessor stay known, and when it was last up: during a restart requests
+        wait, and no client receives that the model does not exist.
         """
         snapshot = WorkerSnapshot(worker=worker, decision=Decision(mode=worker.mode))
         before = self._snapshots.get(worker.worker_id)
         if before is not None:
-            snapshot = _kept(replace(snapshot, models=before.models), before)
+            snapshot = _kept(replace(snapshot, models=before.models, seen_at=before.seen_at), before)
         self._in_flight.setdefault(worker.worker_id, 0)
         self._put(snapshot)
 

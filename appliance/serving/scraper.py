@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from prometheus_client import Counter
+
 from appliance.errors import WorkerFailedError
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
@@ -26,16 +28,20 @@ class WorkerScraper:
     client: WorkerClient
     speculation: SpeculationClient
     timeout_seconds: float
+    failures: Counter
+    """By worker."""
     clock: Callable[[], float]
     """Monotonic seconds."""
 
     async def scrape(self, before: WorkerSnapshot) -> WorkerSnapshot:
-        """The snapshot after one scrape; `missed` is above 0 if it failed."""
+        """The snapshot after one scrape; `missed` is above 0 if it failed, or the worker is stopping."""
         timeout = self.timeout_seconds
         try:
             page, reading = await asyncio.gather(
                 self.client.metrics_page(before.worker, timeout), self._read(before.worker)
             )
+            if reading is not None and reading.is_leaving:
+                return _left(self.pool.snapshot(before.worker.worker_id) or before)
             metrics = parse_metrics(page)
             models, engine = before.models, before.engine
             if not before.healthy or not models:
@@ -43,6 +49,7 @@ class WorkerScraper:
                 models = await self.client.models(before.worker, timeout)
                 engine = await self.client.engine(before.worker, timeout)
         except WorkerFailedError:
+            self.failures.labels(before.worker.worker_id).inc()
             # The gateway may have reported the worker meanwhile: a failed poll must not undo that.
             return _missed(self.pool.snapshot(before.worker.worker_id) or before)
         now = self.clock()
@@ -64,6 +71,11 @@ class WorkerScraper:
             return await self.speculation.read(worker, self.timeout_seconds)
         except WorkerFailedError:
             return None
+
+
+def _left(before: WorkerSnapshot) -> WorkerSnapshot:
+    """A worker that is stopping receives no more requests; its figures stay as they were."""
+    return replace(before, healthy=False, tokens_per_second=0.0, missed=before.missed + 1)
 
 
 def _missed(before: WorkerSnapshot) -> WorkerSnapshot:

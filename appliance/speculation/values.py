@@ -232,6 +232,8 @@ class EngineReading:
     controllable: bool
     """Whether the table can be changed; if not, `problems` gives the reasons."""
     problems: tuple[str, ...] = ()
+    is_leaving: bool = False
+    """Whether the worker is stopping; it then reports nothing else."""
     epoch: str
     """Changes with every start of the engine: counters of two epochs cannot be compared."""
     largest_batch: int = 1

@@ -309,7 +309,7 @@ async def serve(
                     monkeypatch,
                     tls=tls or TlsSettings(),
                     oidc=oidc or OidcSettings(),
-                    admission=admission or AdmissionSettings(),
+                    admission=admission or AdmissionSettings(worker_wait_seconds=0),
                     routing=routing or PoolSettings(),
                 )
             )

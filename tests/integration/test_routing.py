@@ -5,6 +5,7 @@ Queueing, refusals, and the effects of a dead worker.
 import asyncio
 import json
 import signal
+import time
 from dataclasses import dataclass, replace
 
 import aiohttp
@@ -312,6 +313,74 @@ async def test_workers_that_cannot_be_reached_cost_nothing_to_pass_over(serve):
     reply = await running.post(chat())
     assert reply.status == 200
     assert (await running.outcome())["retries"] == 3
+
+
+SHUT_DOWN = b'{"error":{"message":"cannot schedule new futures after shutdown","type":"x","code":500}}'
+"""What a stopping vLLM without our middleware answers, with 500."""
+
+
+@pytest.mark.parametrize("stopping", [{"leaving": True}, {"status": 500, "error_body": SHUT_DOWN}])
+async def test_a_worker_that_shuts_down_loses_no_request(serve, stopping):
+    """Its refusals are retried elsewhere, however many, and its streams end as they began."""
+    running = await serve(FakeWorker(pieces=["x"] * 20, pause_seconds=0.05), FakeWorker())
+    stream = asyncio.ensure_future(client(running, stream=True))
+    await until(lambda: running.worker.bodies)
+    vars(running.worker).update(stopping)
+    running.worker.pieces = []
+    for _ in range(3):
+        running.pool.update(replace(running.pool.snapshot(WorkerId("w1")), healthy=True))
+        ended = await asyncio.gather(*(client(running) for _ in range(20)))
+        assert {each.status for each in ended} == {200}
+    assert len(running.worker.bodies) > 1, "the worker that stops was never chosen"
+    assert (await stream).body.endswith(DONE)
+    value = running.metrics.registry.get_sample_value
+    assert not value("appliance_worker_breaker_open", {"worker": "w1"})
+
+
+async def test_a_worker_that_shuts_down_gets_no_new_request(serve):
+    """From the next poll on, though it still answers them."""
+    stopping = FakeWorker(plugin={"controllable": False, "problems": [], "engine": "", "epoch": ""})
+    running = await serve(stopping, FakeWorker())
+    stopping.leaving = True
+    await running.control.tick()
+    assert not running.pool.snapshot(WorkerId("w1")).healthy
+    for _ in range(5):
+        assert (await running.post(chat())).status == 200
+    assert not stopping.bodies
+
+
+@pytest.mark.parametrize("how", ["leaving", "unreachable", "cut"])
+async def test_requests_wait_while_the_only_worker_is_replaced(serve, how):
+    """Streams and others; none is refused, and none gets another status than 200."""
+    settings = AdmissionSettings(worker_requests=30, worker_wait_seconds=60)
+    running = await serve(FakeWorker(), admission=settings, keep_alive_seconds=0.1)
+    seen, worker = running.pool.snapshot(WorkerId("w1")), running.worker
+    if how == "unreachable":
+        running.pool.update(replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9")))
+    else:
+        worker.leaving, worker.breaks_before_answer = how == "leaving", how == "cut"
+    asked = [asyncio.ensure_future(client(running, stream=bool(number % 2))) for number in range(6)]
+    value = running.metrics.registry.get_sample_value
+    await until(lambda: value("appliance_queue_requests", {"priority": "standard"}) == 6)
+    worker.leaving = worker.breaks_before_answer = False
+    running.pool.update(replace(seen, seen_at=time.monotonic()))
+    ended = await asyncio.gather(*asked)
+    assert [(each.status, each.error) for each in ended] == [(200, None)] * 6
+    recorded = await until_recorded(running, 6)
+    assert {entry["outcome"] for entry in recorded.values()} == {"completed"}
+
+
+async def test_requests_get_503_with_retry_after_if_no_worker_returns(serve):
+    """Never what the worker's shutdown answered; and after that time at once."""
+    stopping = FakeWorker(status=500, error_body=SHUT_DOWN)
+    running = await serve(stopping, admission=AdmissionSettings(worker_wait_seconds=0.3))
+    seen = running.pool.snapshot(WorkerId("w1"))
+    running.pool.update(replace(seen, seen_at=time.monotonic()))
+    for _ in range(2):
+        reply = await running.post(chat())
+        assert (reply.status, reply.error["code"]) == (503, "no_worker_available")
+        assert int(reply.headers["Retry-After"]) >= 1
+    assert len(stopping.bodies) == 1
 
 
 async def test_a_drained_worker_finishes_its_streams_and_gets_no_more(serve):

@@ -23,6 +23,7 @@ from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import LaunchPlan, plan_launch
 from appliance.serving.plugin_client import SpeculationClient, parse_reading
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
+from appliance.serving.vllm.middleware import LEAVING
 from appliance.serving.weights import Weights, inspect_weights
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_metrics import parse_metrics
@@ -33,6 +34,8 @@ from tests.certificates import LOOPBACK, Authority
 
 pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 600
+END_SECONDS = 10.0
+"""From the last answer of a stopping worker until no process of it is left."""
 TOKEN, SCRAPE = "the-token-of-its-gateway", "the-token-of-prometheus"
 AUTHORITY = Authority("the site")
 NO_TOKEN = Path("/dev/null")
@@ -120,6 +123,20 @@ class Running:
             http.request("POST" if body else "GET", self.plan.url + path, json=body, ssl=tls) as response,
         ):
             return response.status, await response.text()
+
+    async def stream(self, began: asyncio.Event) -> tuple[str, float]:
+        """A long stream, read to its end; its last frame, and when that came by the loop's clock."""
+        tls = ssl.create_default_context(cadata=AUTHORITY.pem)
+        tls.load_cert_chain(*self.plan.certificate)
+        body = {"model": "demo", "prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+            http.post(self.plan.url + "/v1/completions", json=body, ssl=tls) as response,
+        ):
+            await response.content.readline()
+            began.set()
+            text = await response.text()
+            return text.strip().rpartition("\n")[2], asyncio.get_running_loop().time()
 
     async def complete(self) -> dict:
         body = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
@@ -252,10 +269,21 @@ async def test_is_started_again_when_its_engine_is_killed(running):
     await running.complete()
 
 
-async def test_stops_without_leaving_a_process(running):
-    """After stop no process of the worker remains, and no failure is reported."""
-    session, before = running.session, len(running.events)
-    await running.supervisor.stop()
+async def test_stops_after_its_last_stream_and_leaves_no_process(running):
+    """From SIGTERM on it refuses others, as gateways understand it; its end is no failure."""
+    session, before, began = running.session, len(running.events), asyncio.Event()
+    stream = asyncio.create_task(running.stream(began))
+    await began.wait()
+    stopped = asyncio.create_task(running.supervisor.stop())
+    status, refused = 200, ""
+    while status == 200:
+        status, refused = await running.ask("/v1/completions", {"model": "demo", "prompt": "x"})
+    assert (status, json.loads(refused)) == (503, LEAVING)
+    assert not stream.done(), "the stream was too short for this test"
+    last, ended = await stream
+    assert last == "data: [DONE]"
+    await stopped
+    assert asyncio.get_running_loop().time() - ended < END_SECONDS
     assert processes_of_session(session) == {}
     assert [event.kind for event in running.events[before:]] == ["stopped"]
 

@@ -100,9 +100,7 @@ class Endpoints:
         if current is None or current.worker is not before.worker:
             return  # it was replaced meanwhile
         self._picked[worker_id] -= counted
-        if after.missed:
-            self._metrics.scrape_failures.labels(worker_id).inc()
-        else:
+        if not after.missed:
             known = self._speeds.get(worker_id, NO_SPEEDS)
             self._speeds[worker_id] = learn(known, before.reading, after.reading, after.seen_at)
         self._pool.update(after)

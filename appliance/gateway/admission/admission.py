@@ -5,6 +5,9 @@ Assigns requests to workers with free slots, and queues the others.
        │ no
        └──► wait ─► fair queue ─► a slot is released, a worker comes back ─► slot
 
+A request also waits if its model has no worker now, and lost the last one so recently that another may be on
+its way: a restart, a rolling upgrade.  Each waits within its class's time.
+
 The invariant: while a request waits in a lane, no worker of that lane has a free slot.  Whatever frees a slot
 (a release, a scrape, an operator) assigns it within the same call, so no wake-up is lost and no later request
 overtakes.  A slot is counted from its assignment, not from when the waiting task resumes; a task that was
@@ -27,7 +30,7 @@ from appliance.serving.affinity import Affinity, prefixes
 from appliance.serving.breaker import CLOSED, Breaker, BreakerPolicy, BreakerState
 from appliance.serving.pool import WorkerPool
 from appliance.serving.router import candidates, lightest, no_worker
-from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.serving.worker import Admission, WorkerId, WorkerSnapshot
 from appliance.tenancy import PriorityClass
 
 HEADROOM_REQUESTS = 8  # beyond a worker's batch, so that its batch stays full
@@ -44,6 +47,7 @@ class AdmissionRequest:
     size_bytes: int  # held while it waits
     sequences: int = 1  # that it takes of a worker's slots
     prefix_text: Callable[[], str]  # what its KV cache depends on; called only to choose a worker
+    wait_until: float | None = None  # clock reading; None before it waits
     hashes: tuple[int, ...] | None = None
     was_retried: bool = False  # whether a worker may have computed it in vain already
 
@@ -142,16 +146,25 @@ class AdmissionControl:
         if self._queue.has_room(tenant, priority, size_bytes):
             return
         able = self._workers(lane)
-        if able and not self._with_free_slots(able):
-            raise self._refusal(priority, "full")
+        if able:
+            if not self._with_free_slots(able):
+                raise self._refusal(priority, "full")
+        elif self._return_seconds(lane) > 0:
+            raise no_worker(lane.model, may_speculate=lane.may_speculate)
 
     def enter(self, request: AdmissionRequest) -> Slot | None:
-        """None if every worker of the lane is full; raises NoWorkerAvailableError if none may answer."""
+        """
+        None if it has to wait: every worker of the lane is full, or away for a moment.
+
+        Raises NoWorkerAvailableError if none may answer, and none is on its way.
+        """
         self._retries.record_request()
         if self._queue:
             self._dispatch()  # no event says when a breaker may be tried
         able = self._workers(request.lane)
         if not able:
+            if self._return_seconds(request.lane) > 0:
+                return None
             raise no_worker(request.lane.model, may_speculate=request.lane.may_speculate)
         free = self._with_free_slots(able)
         return self._assign(request, free) if free else None
@@ -200,15 +213,18 @@ class AdmissionControl:
         keep_alive: Callable[[], Awaitable[None]],
         seconds: float,
     ) -> None:
-        deadline = self._clock() + self._max_wait_seconds(request.priority)
+        if request.wait_until is None:
+            request.wait_until = self._clock() + self._max_wait_seconds(request.priority)
         self._dispatch()  # no event says what happened between `enter` and now
         while not assigned.done():
-            left = deadline - self._clock()
+            left = request.wait_until - self._clock()
+            if not self._workers(request.lane):
+                left = min(left, self._return_seconds(request.lane))
             if left <= 0:
                 raise self._timeout_error(request)
             await asyncio.wait({assigned}, timeout=min(left, seconds))
             self._dispatch()  # nor when a breaker may be tried
-            if not assigned.done() and self._clock() < deadline:
+            if not assigned.done() and left > seconds:
                 await keep_alive()
 
     def retry(self, request: AdmissionRequest, tried: Iterable[WorkerId], *, is_free: bool) -> Slot | None:
@@ -221,13 +237,41 @@ class AdmissionControl:
         what breaks them), or if the retry budget is empty.
         """
         able = tuple(each for each in self._workers(request.lane) if each.worker.worker_id not in tried)
-        if not able:
+        if not able or not self._may_retry(request, is_free=is_free):
             return None
-        if not is_free:
-            if request.was_retried or not self._retries.take():
-                return None
-            request.was_retried = True
         return self._assign(request, able)
+
+    def may_wait(self, request: AdmissionRequest, *, is_free: bool) -> bool:
+        """
+        Whether a request whose worker failed may wait for one to return; `is_free` is as for `retry`.
+
+        Not if a worker can answer now: `retry` would have chosen it, unless it has failed this request.
+        """
+        if self._workers(request.lane) or self._return_seconds(request.lane) <= 0:
+            return False
+        return self._may_retry(request, is_free=is_free)
+
+    def _may_retry(self, request: AdmissionRequest, *, is_free: bool) -> bool:
+        if is_free:
+            return True
+        if request.was_retried or not self._retries.take():
+            return False
+        request.was_retried = True
+        return True
+
+    def _return_seconds(self, lane: Lane) -> float:
+        """Maximum time that requests wait for a worker to return, if there is none; 0 if none is expected."""
+        allowed, now = self._settings.worker_wait_seconds, self._clock()
+        return max(
+            (
+                allowed if seen.admission is not Admission.ADMITTED else seen.seen_at + allowed - now
+                for seen in self.pool.snapshots
+                if seen.serves(lane.model)
+                and not (seen.drained or seen.leaving)
+                and (lane.may_speculate or not seen.speculates)
+            ),
+            default=0.0,
+        )
 
     def record_answer(self, worker_id: WorkerId) -> None:
         if self._breakers and self._breakers.pop(worker_id, CLOSED).state(0.0) is not BreakerState.CLOSED:

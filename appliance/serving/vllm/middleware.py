@@ -6,6 +6,9 @@ ASGI middleware in front of vLLM's routes: lets only gateways through, and answe
     POST /appliance/restart       restart the worker, with its draft, with another, or without
     GET  /appliance/usage/ID      tokens of a request that the gateway cut off, by its `X-Request-Id`
 
+A worker that receives SIGTERM refuses new requests at once, so that gateways send them to others, and its
+server ends when the running ones are finished.  vLLM by itself would answer 500 from there on.
+
 Every route, vLLM's too, needs the control token; `/health` needs none, and `/metrics` also accepts the
 scrape token.  In a worker that others route to (`APPLIANCE_OPEN_ROUTES=1`) only the plugin's routes need the
 token.  Tokens are read from files, which may change.  Fails closed: without a token the server does not
@@ -31,6 +34,8 @@ from appliance.serving.vllm.redaction import LOGGER, redact_logs
 from appliance.serving.vllm.token_counts import TokenCounts
 from appliance.serving.worker_protocol import (
     DRAFT_DIGEST,
+    DRAIN_SECONDS,
+    LEAVING_HEADER,
     OPEN_ROUTES,
     RESTART_FILE,
     RESTART_PATH,
@@ -48,6 +53,7 @@ PLUGIN_PATHS = "/appliance/"
 UNAUTHORISED = {"error": "unauthorized"}
 SILENT_SECONDS = 60.0
 """Time between two log lines about refused requests."""
+LEAVING = {"error": "the worker is stopping", "leaving": True}
 LARGEST_BODY = 2**16
 RPC_SECONDS = 5.0
 
@@ -125,10 +131,16 @@ class GatewayMiddleware:
         self._meters: list[EnergyMeter | None] = []
         """Empty until the first reading; [None] if nothing measures energy."""
         self._is_leaving = False
+        self._drain_seconds = float(environment.get(DRAIN_SECONDS, "30"))
+        self._running = 0  # requests to vLLM's own routes
+        self._is_idle = asyncio.Event()
+        self._drained: asyncio.Task[None] | None = None
         self._counts = TokenCounts()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
+            # The server starts, and has set its own handler: SIGINT ends it in the same way.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
             await self._app(scope, receive, send)
             return
         redact_logs()
@@ -140,9 +152,34 @@ class GatewayMiddleware:
             path in {SPECULATION_PATH, RESTART_PATH} or path.startswith(USAGE_PATH)
         ):
             await self._answer_plugin(scope, receive, send)
+        elif self._is_leaving and scope.get("method") == "POST":
+            await _answer(send, 503, LEAVING, ((LEAVING_HEADER.encode(), b"true"), (b"connection", b"close")))
         else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        self._running += 1
+        try:
             with self._counts.counting(_header(scope, b"x-request-id").decode("latin-1")):
                 await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._is_idle.set()
+
+    def _leave(self) -> None:
+        self._is_leaving = True
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """End the server once no request is running, or after the drain time; vLLM then ends the others."""
+        if self._running:
+            self._is_idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._drain_seconds):
+                    await self._is_idle.wait()
+        os.kill(os.getpid(), signal.SIGINT)
 
     def _is_admitted(self, path: str, scope: Message) -> bool:
         if path == HEALTH_PATH or (self._is_open and not path.startswith(PLUGIN_PATHS)):
@@ -169,7 +206,7 @@ class GatewayMiddleware:
 
     async def _command(self, scope: Message, send: Send, text: str) -> None:
         if self._is_leaving:
-            await _answer(send, 503, {"error": "the worker is restarting"})
+            await _answer(send, 503, LEAVING)
             return
         try:
             core = scope["app"].state.engine_client.engine_core
@@ -261,8 +298,10 @@ async def _read(receive: Receive) -> str:
     return ""  # longer than any command: refused as malformed
 
 
-async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
+async def _answer(
+    send: Send, status: int, content: dict[str, Any], more: tuple[tuple[bytes, bytes], ...] = ()
+) -> None:
     body = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -15,6 +15,7 @@ from appliance.serving.vllm import middleware
 from appliance.serving.vllm.middleware import LARGEST_BODY, GatewayMiddleware
 from appliance.serving.vllm.token_counts import count_sequences
 from appliance.serving.worker_protocol import (
+    DRAIN_SECONDS,
     OPEN_ROUTES,
     RESTART_FILE,
     RESTART_PATH,
@@ -24,6 +25,7 @@ from appliance.serving.worker_protocol import (
     TOKEN_FILE,
     USAGE_PATH,
 )
+from tests.fakes import until
 
 TOKEN, SCRAPE = "0123456789abcdef", "fedcba9876543210"
 OURS = ((b"authorization", b"Bearer " + TOKEN.encode()),)
@@ -488,3 +490,61 @@ async def test_reading_includes_energy(start, monkeypatch):
     meter.counted = None
     assert (await worker.ask("GET", SPECULATION_PATH)).content == READING
     assert asked == [("4,5,6", 2)]
+
+
+# Its end.
+
+
+async def leave(worker: Worker) -> None:
+    """Start the server, and stop it as its supervisor does."""
+    await worker.middleware({"type": "lifespan"}, None, None)
+    signal.raise_signal(signal.SIGTERM)
+    await until(lambda: worker.middleware._is_leaving)
+
+
+async def test_stopping_worker_refuses_requests_and_ends_with_the_last_one(start, signals):
+    """The header tells gateways that nothing was computed; reads of metrics and health are still answered."""
+    worker, release = start(), asyncio.Event()
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        worker.passed.append((scope, receive, send))
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    worker.middleware = GatewayMiddleware(stream)
+    running = asyncio.ensure_future(worker.ask("POST", "/v1/completions"))
+    await asyncio.sleep(0)
+    worker.middleware._app = worker.serve
+    await leave(worker)
+    for _ in range(2):
+        refused = await worker.ask("POST", "/v1/completions")
+        assert (refused.status, refused.headers[b"x-appliance-leaving"]) == (503, b"true")
+    assert (await worker.ask("GET", SPECULATION_PATH)).content["leaving"] is True
+    await worker.ask("GET", "/metrics", sent=[{"status": 0, "headers": []}])
+    assert [scope["path"] for scope, *_ in worker.passed[-1:]] == ["/metrics"]
+    assert not signals, "it ended while a request was running"
+    release.set()
+    assert (await running).status == 200
+    await until(lambda: signals == [(os.getpid(), signal.SIGINT)])
+
+
+async def test_idle_worker_ends_at_once(start, signals):
+    worker = start()
+    await leave(worker)
+    await until(lambda: signals == [(os.getpid(), signal.SIGINT)])
+
+
+async def test_worker_ends_after_its_drain_time_whatever_runs(start, signals, monkeypatch):
+    monkeypatch.setenv(DRAIN_SECONDS, "0")
+    worker = start()
+
+    async def hang(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.Event().wait()
+
+    worker.middleware = GatewayMiddleware(hang)
+    running = asyncio.ensure_future(worker.ask("POST", "/v1/completions"))
+    await asyncio.sleep(0)
+    worker.middleware._app = worker.serve
+    await leave(worker)
+    await until(lambda: signals)
+    running.cancel()

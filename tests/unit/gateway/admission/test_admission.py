@@ -45,7 +45,9 @@ class ControlledPool:
                 patch.setattr(admission, "RETRY_RESERVE", retries[1])
             self.control = AdmissionControl(
                 pool=self.pool,
-                settings=AdmissionSettings(**{"worker_requests": 2, "queue_requests": 8, **own}),
+                settings=AdmissionSettings(
+                    **{"worker_requests": 2, "queue_requests": 8, "worker_wait_seconds": 0, **own}
+                ),
                 pool_settings=PoolSettings(affinity_prefixes=prefixes),
                 metrics=self.metrics,
                 clock=self.clock,
@@ -152,11 +154,43 @@ async def test_a_request_takes_a_slot_per_sequence():
 
 
 def test_a_request_without_a_worker_is_refused_at_once():
-    """503: waiting helps only if workers are full."""
-    tested = ControlledPool()
+    """503: waiting helps only if workers are full, or one is on its way."""
+    tested = ControlledPool(worker_wait_seconds=30)
     with pytest.raises(NoWorkerAvailableError):
         tested.control.enter(make_request(model="other"))
     tested.pool.report_unreachable(A)
+    tested.clock.now += 30
+    with pytest.raises(NoWorkerAvailableError):
+        tested.control.enter(make_request())
+
+
+async def test_requests_wait_for_a_worker_that_restarts():
+    """As long after the last one was up as the setting says, and no longer; in the order they came."""
+    tested = ControlledPool(worker_wait_seconds=30, worker_requests=1)
+    tested.pool.report_unreachable(A)
+    first, second = (
+        asyncio.ensure_future(tested.control.wait(make_request(), nothing, TICK)) for _ in range(2)
+    )
+    await asyncio.sleep(0)
+    tested.clock.now += 29
+    tested.pool.add(Worker(worker_id=A, url="http://127.0.0.1/a"))  # its supervisor has started it again
+    tested.scrape(A)
+    slot = await first
+    assert not second.done()
+    tested.pool.report_unreachable(A)
+    tested.clock.now += 30
+    slot.release()
+    with pytest.raises(NoWorkerAvailableError, match="No worker is ready for demo"):
+        await second
+    assert tested.value("appliance_queue_refusals_total", priority="standard", reason="no_worker") == 1
+
+
+@pytest.mark.parametrize("state", ["drained", "leaving"])
+def test_no_request_waits_for_a_worker_that_an_operator_took_away(state):
+    """It does not return by itself."""
+    tested = ControlledPool(worker_wait_seconds=30)
+    tested.pool.begin(A)
+    tested.pool.set_drained(A, True) if state == "drained" else tested.pool.leave(A)
     with pytest.raises(NoWorkerAvailableError):
         tested.control.enter(make_request())
 
