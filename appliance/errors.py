@@ -55,6 +55,10 @@ class TooManyConnectionsError(ApplianceError):
     """The gateway has reached its maximum number of connections."""
 
 
+class GatewayStoppingError(ApplianceError):
+    """The gateway finishes its running requests and takes no more."""
+
+
 class ModelNotFoundError(ApplianceError):
     """The model does not exist, or this key may not use it; both read alike on purpose."""
 
@@ -296,6 +300,7 @@ ERROR_TABLE: dict[type[ApplianceError], ErrorSpec] = {
     HeadTooLargeError: _rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large"),
     RequestTooSlowError: _rejected(HTTPStatus.REQUEST_TIMEOUT, "request_too_slow", retryable=True),
     TooManyConnectionsError: _failed("too_many_connections"),
+    GatewayStoppingError: _failed("gateway_stopping"),
     ModelNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "model_not_found"),
     RouteNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "route_not_found"),
     WorkerNotFoundError: _rejected(HTTPStatus.NOT_FOUND, "worker_not_found"),

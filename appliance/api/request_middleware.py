@@ -19,6 +19,7 @@ from appliance.errors import (
     AtCapacityError,
     BodyTooLargeError,
     ErrorSpec,
+    GatewayStoppingError,
     InvalidRequestError,
     spec_of,
 )
@@ -76,18 +77,33 @@ def is_plain(path: bytes) -> bool:
     return NOT_PLAIN.search(path) is None
 
 
+@dataclass(slots=True)
+class Stop:
+    """How far this gateway's stop is; the composition root changes it."""
+
+    has_begun: bool = False
+    """Each connection is closed after its answer."""
+    refuses: bool = False
+
+
 class RequestIdentity:
-    """Gives each request an id, echoes a well-formed one of the client, and adds a tenant's limit headers."""
+    """
+    Gives each request an id, echoes a well-formed one of the client, and adds a tenant's limit headers.
+
+    While the gateway stops it sends clients elsewhere: by closing connections, later by refusing requests.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         new_request_id: Callable[[], str],
         limit_headers: Callable[[Tenant, str | None], dict[str, str]],
+        stop: Stop,
     ) -> None:
         self._app = app
         self._new_request_id = new_request_id
         self._limit_headers = limit_headers
+        self._stop = stop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,8 +127,14 @@ class RequestIdentity:
                         headers.append(name, value)
                 if is_anthropic:
                     headers["request-id"] = client_request_id or request_id
+                if self._stop.has_begun:
+                    headers["connection"] = "close"
             await send(message)
 
+        if self._stop.refuses:
+            refusal = GatewayStoppingError("This gateway is stopping. Send the request again.")
+            await render(refusal, scope["path"])(scope, receive, send_with_id)
+            return
         await self._app(scope, receive, send_with_id)
 
 

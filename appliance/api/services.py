@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from appliance.api.console.console import Console
 from appliance.api.refusals import RefusedCallers
+from appliance.api.request_middleware import Stop
 from appliance.audit.content.retention import Retention
 from appliance.audit.durability.health import AuditHealth
 from appliance.audit.log import AuditLog
@@ -68,6 +69,7 @@ class Services:
     storage_slots: TenantSlots = field(
         default_factory=lambda: TenantSlots("requests for files and batches", per_tenant=TENANT_REQUESTS)
     )
+    stop: Stop = field(default_factory=Stop)
     wall: Wall = NO_WALL
     """Which connections this process may open."""
     egress: EgressWatch | None = None

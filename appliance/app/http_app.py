@@ -17,7 +17,7 @@ from appliance.api import admin, batches, files, openai, ops
 from appliance.api.console import pages
 from appliance.api.console.headers import ConsoleHeaders
 from appliance.api.error_responses import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
-from appliance.api.request_middleware import BodyLimit, PlainPath, RequestIdentity
+from appliance.api.request_middleware import BodyLimit, PlainPath, RequestIdentity, Stop
 from appliance.api.services import Services
 from appliance.errors import ERROR_TABLE, UNEXPECTED, ApplianceError, ErrorSpec, RouteNotFoundError, spec_of
 from appliance.infra.metrics import Metrics
@@ -31,16 +31,20 @@ CLIENT_GONE = 499  # nginx's status for a client that left; no client receives i
 
 def create_app(services: Services) -> FastAPI:
     """The application of the API listener; the caller starts and stops the services."""
-    return _create(services, API_ROUTERS, services.settings)
+    return _create(services, API_ROUTERS, services.settings, stop=services.stop)
 
 
 def create_admin_app(services: Services) -> FastAPI:
     """The application of the admin listener."""
     console = () if services.console is None else (pages.router,)
-    return _create(services, (*API_ROUTERS, *ADMIN_ROUTERS, *console), services.settings.admin_listener)
+    routers = (*API_ROUTERS, *ADMIN_ROUTERS, *console)
+    # Metrics, probes and administrators are served to the end.
+    return _create(services, routers, services.settings.admin_listener, stop=Stop())
 
 
-def _create(services: Services, routers: tuple[APIRouter, ...], settings: ApiSettings) -> FastAPI:
+def _create(
+    services: Services, routers: tuple[APIRouter, ...], settings: ApiSettings, *, stop: Stop
+) -> FastAPI:
     # No schema, so no documentation pages either: those load scripts from outside in the browser.
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
@@ -99,7 +103,12 @@ def _create(services: Services, routers: tuple[APIRouter, ...], settings: ApiSet
     )
     app.add_middleware(PlainPath, count=count)
     app.add_middleware(ConsoleHeaders)
-    app.add_middleware(RequestIdentity, new_request_id=services.new_request_id, limit_headers=limit_headers)
+    app.add_middleware(
+        RequestIdentity,
+        new_request_id=services.new_request_id,
+        limit_headers=limit_headers,
+        stop=stop,
+    )
     return app
 
 

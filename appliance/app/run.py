@@ -113,6 +113,7 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
         listeners = bind(api), bind(api.admin_listener)
 
         async def drain() -> None:
+            await server.leave(parts.services.stop, settings.api.stop_delay_seconds if stop.is_set() else 0)
             server.should_exit = admin.should_exit = True
             # Before the worker stops: its end would pass for a failure of a draft on trial.
             await parts.promoter.stop()

@@ -276,7 +276,7 @@ class Gateway:
         exchange: Exchange,
         tried: set[WorkerId],
     ) -> Slot | None:
-        """A slot of another worker, or None if the request may wait for one to return; else raises the error."""
+        """A slot of another worker, or None if the request may wait for one; else raises the error."""
         if isinstance(error, WorkerTimeoutError):
             raise error
         if not isinstance(error, WorkerLeavingError):

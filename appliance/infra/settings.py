@@ -133,6 +133,11 @@ class ApiSettings(Section):
     keep_alive_seconds: Annotated[float, Field(gt=0)] = 10.0
     """After this time without data on a stream the gateway sends a comment frame, so that proxies keep the
     connection."""
+    stop_delay_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Time a stopping gateway still serves; it closes each connection after its answer, so that clients go
+    elsewhere.  New requests then get 503 with `Retry-After` until the running ones are finished.  For
+    Kubernetes, whose Services send nothing to a pod some seconds after it began to stop.  0: it refuses
+    connections at once, for proxies that then choose another gateway."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
     """Maximum time a stopping gateway waits for running requests before it aborts them."""
     share_prefix_cache: bool = False

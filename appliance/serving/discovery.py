@@ -10,12 +10,15 @@ that leaves finishes its requests.  A worker is named by its address, so that it
 gateway and after every restart.  Workers that this process started are not handled here.
 
 Fails by keeping the current workers: if the name does not resolve, nothing changes.  A service that is down
-shows in the health of its workers; a resolver that is down must not remove them.
+shows in the health of its workers; a resolver that is down must not remove them.  For the same reason the
+last worker of a model stays listed for a while: its pod is replaced, and until then clients have to wait, not
+to be told that the model does not exist.
 """
 
 import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -47,6 +50,8 @@ class Changes:
     left: tuple[WorkerId, ...]
 
 
+HELD_SECONDS = 3600.0
+"""From the last answer of a model's last worker until it is forgotten; longer than the longest start."""
 IPV6 = 6
 PORTS = {"http": 80, "https": 443}
 
@@ -92,6 +97,7 @@ class Discovery:
         seconds: float,
         logger: Logger,
         resolve: Resolve = resolve,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Add the listed workers; `run` adds those of `discover`, and resolves it every `seconds`."""
         self._pool = pool
@@ -101,6 +107,7 @@ class Discovery:
         self._seconds = seconds
         self._logger = logger
         self._resolve = resolve
+        self._clock = clock
         self._known: dict[WorkerId, Worker] = {}
         self._is_failing = False
         self._changed = asyncio.Event()
@@ -145,8 +152,20 @@ class Discovery:
         if self._is_failing:
             self._is_failing = False
             self._logger.info("discovery_recovered", host=service.host, count=len(workers))
-        self._found = {worker.worker_id: worker for worker in workers}
+        found = {worker.worker_id: worker for worker in workers}
+        self._found = found | {
+            worker_id: worker
+            for worker_id, worker in self._found.items()
+            if worker_id not in found and self._is_last_of_a_model(worker_id)
+        }
         return self._apply()
+
+    def _is_last_of_a_model(self, worker_id: WorkerId) -> bool:
+        seen = self._pool.snapshot(worker_id)
+        if seen is None or seen.seen_at + HELD_SECONDS < self._clock():
+            return False
+        others = [other for other in self._pool.snapshots if other.healthy and other is not seen]
+        return any(not any(other.serves(model.name) for other in others) for model in seen.models)
 
     def _apply(self) -> Changes:
         wanted = {**self._listed, **self._found}

@@ -397,6 +397,27 @@ async def test_a_drained_worker_finishes_its_streams_and_gets_no_more(serve):
     assert ended.body.endswith(DONE)
 
 
+async def test_a_stopping_gateway_refuses_no_connection(serve):
+    """It serves and closes connections, then answers 503, and is done when its last stream is."""
+    running = await serve(FakeWorker(pieces=["x"] * 20, pause_seconds=0.05))
+    stop, server = running.server.config.app.state.services.stop, running.server
+    stream = asyncio.ensure_future(client(running, stream=True))
+    await until(lambda: running.worker.bodies)
+    leaving = asyncio.ensure_future(server.leave(stop, 0.2))
+    await until(lambda: stop.has_begun)
+    reply = await running.post(chat())
+    assert (reply.status, reply.headers["connection"]) == (200, "close")
+    await until(lambda: stop.refuses)
+    running.worker.pieces = []
+    reply = await running.post(chat())
+    assert (reply.status, reply.error["code"]) == (503, "gateway_stopping")
+    assert (reply.headers["Retry-After"], reply.headers["connection"]) == ("2", "close")
+    assert not stream.done(), "the stream was too short for this test"
+    ended = await stream
+    assert ended.body.endswith(DONE)
+    await leaving
+
+
 # Workers come and go.
 
 

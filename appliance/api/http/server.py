@@ -5,13 +5,14 @@ import ipaddress
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from appliance.api.http.protocol import BoundedProtocol
 from appliance.api.http.tls import Tls
+from appliance.api.request_middleware import Stop
 from appliance.errors import ApplianceError, ConfigurationError, spec_of
 from appliance.infra.metrics import Metrics
 from appliance.infra.read_turns import ReadTurns
@@ -56,6 +57,25 @@ class Server(uvicorn.Server):
             for listener in sockets or ()
         ]
         self.started = True
+
+    async def leave(self, stop: Stop, seconds: float) -> None:
+        """
+        Serve for `seconds` more, then finish the running requests, at most for the drain time; refuse others.
+
+        The listener stays open, and no connection is refused.  Set `should_exit` afterwards.  Does nothing if
+        `seconds` is 0.
+        """
+        if not seconds:
+            return
+        stop.has_begun = True
+        await asyncio.sleep(seconds)
+        stop.refuses = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_seconds):
+                while self.server_state.tasks:
+                    await asyncio.wait(set(self.server_state.tasks))
+        # What is left has had its time.
+        self.config.timeout_graceful_shutdown = 1
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS_BETWEEN_CHECKS == 0:

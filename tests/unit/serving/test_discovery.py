@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ConfigurationError
-from appliance.serving.discovery import Discovery, parse_service, resolve, worker_at
+from appliance.serving.discovery import HELD_SECONDS, Discovery, parse_service, resolve, worker_at
 from appliance.serving.pool import WorkerPool
+from appliance.serving.worker import ServedModel
 from tests.fakes import until
 
 SERVICE = "http://workers.llm.svc:8000"
@@ -35,7 +36,7 @@ SILENT = structlog.wrap_logger(structlog.ReturnLogger())
 
 
 def discovery(
-    pool: WorkerPool, *urls: str, names: Names | None = None, seconds: float = 5.0, logger=SILENT
+    pool: WorkerPool, *urls: str, names: Names | None = None, seconds: float = 5.0, logger=SILENT, **more
 ) -> Discovery:
     return Discovery(
         pool=pool,
@@ -44,6 +45,7 @@ def discovery(
         seconds=seconds,
         logger=logger,
         resolve=names or Names(),
+        **more,
     )
 
 
@@ -187,6 +189,35 @@ async def test_resolver_failure_changes_nothing(error: Exception):
     await workers.resolve_now(service)
     said = [entry["event"] for entry in log.entries]
     assert said == ["worker_joined", "discovery_failed", "discovery_recovered"]
+
+
+async def test_the_last_worker_of_a_model_stays_known_while_its_pod_is_replaced():
+    """Other models' pods are in the name all the time; clients of this one wait, and get no 404."""
+    pool, names = WorkerPool(), Names("10.0.0.1", "10.0.0.2")
+    now = [1000.0]
+    workers = discovery(pool, names=names, clock=lambda: now[0])
+    service = parse_service(SERVICE)
+    await workers.resolve_now(service)
+
+    def serves(address: str, model: str) -> None:
+        seen = pool.snapshot(worker_at(f"http://{address}:8000").worker_id)
+        models = (ServedModel(name=model, max_model_len=None, created=0),)
+        pool.update(replace(seen, healthy=True, models=models, seen_at=now[0]))
+
+    serves("10.0.0.1", "large")
+    serves("10.0.0.2", "small")
+    names.addresses = ("10.0.0.2",)
+    await workers.resolve_now(service)
+    assert set(pool.models()) == {"large", "small"}
+    names.addresses = ("10.0.0.2", "10.0.0.3")
+    await workers.resolve_now(service)
+    serves("10.0.0.3", "large")
+    await workers.resolve_now(service)
+    assert ids(pool) == ["10.0.0.2:8000", "10.0.0.3:8000"]
+    names.addresses = ("10.0.0.2",)
+    now[0] += HELD_SECONDS + 1
+    await workers.resolve_now(service)
+    assert set(pool.models()) == {"small"}, "a model that was removed is forgotten"
 
 
 async def test_name_is_resolved_at_intervals_and_at_reload():
