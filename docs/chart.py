@@ -21,7 +21,7 @@ from appliance.infra.settings import Settings, WorkerSettings
 
 CHART = Path(__file__).parent.parent / "deploy" / "helm"
 DECIDED_BY_THE_CHART: Mapping[str, frozenset[str]] = {
-    "api": frozenset({"host", "port", "admin_host", "admin_port", "drain_seconds"}),
+    "api": frozenset({"host", "port", "admin_host", "admin_port", "drain_seconds", "stop_delay_seconds"}),
     "tls": frozenset(
         {
             "certificate_file",
@@ -52,7 +52,8 @@ NOT_OF_A_GATEWAY = frozenset({"data", "tenants", "worker", "picker"})
 OF_A_WORKER_BY_THE_CHART = frozenset(
     {
         *("model", "draft", "served_name", "task", "method", "draft_tokens", "bad_draft", "device"),
-        *("tensor_parallel_size", "pipeline_parallel_size", "host", "port", "max_startup_seconds"),
+        *("tensor_parallel_size", "pipeline_parallel_size", "host", "port"),
+        *("max_startup_seconds", "drain_seconds"),
     }
 )
 NOTE = "Written by `python -m docs.generate`; edit the comments in deploy/helm/values.yaml instead."

@@ -150,10 +150,21 @@ def prepare(
         probe.unlink()
     except OSError as error:
         reason = f"the data directory {directory} cannot be written to ({error.strerror})"
-        raise ConfigurationError(f"{reason}: choose another with --data") from error
+        raise ConfigurationError(f"{reason}: {_remedy(directory, error)}") from error
     if isinstance(installation.signing_key, Path) and not installation.signing_key.exists():
         create_signing_key(installation.signing_key)
     _prepare_control_token(installation, random_bytes)
+
+
+def _remedy(directory: Path, error: OSError) -> str:
+    if not isinstance(error, PermissionError) or not directory.exists():
+        return "choose another with --data"
+    owner, user, group = directory.stat(), os.geteuid(), os.getegid()
+    return (
+        f"it belongs to user {owner.st_uid} and group {owner.st_gid}, and this process is {user} and {group};"
+        f" run `chown {user}:{group} {directory}` as root, or choose another with --data (Kubernetes does not"
+        " apply fsGroup to a hostPath volume: change its owner on the node, or use a local volume)"
+    )
 
 
 def load_control_token(installation: Installation) -> str:

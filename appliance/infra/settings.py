@@ -31,6 +31,8 @@ from appliance.errors import ConfigurationError
 from appliance.infra.key_location import TokenKey, parse_key_location
 
 PREFIX = "APPLIANCE_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+"""Settings file of commands without `--config`."""
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
 DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
@@ -1034,7 +1036,7 @@ def _read_file(file: Path) -> dict[str, dict[str, Any]]:
 def _read_environment(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     values: dict[str, dict[str, Any]] = {}
     for name, text in environment.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(PREFIX) or name == CONFIG_VARIABLE:
             continue
         section, separator, field = name.removeprefix(PREFIX).lower().partition("__")
         if not separator or section not in Settings.model_fields:

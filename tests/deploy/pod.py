@@ -78,7 +78,8 @@ def furnish(directory: Path, host: str) -> None:
         mount_point.mkdir(exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", mount_point], check=True)
     open_to_all(*(Path(each) for each in {sys.base_prefix, sys.prefix, str(ROOT)}))
-    (SETTINGS / "appliance.yaml").write_bytes((directory / "appliance.yaml").read_bytes())
+    for name in ("appliance.yaml", "environment.json"):
+        (SETTINGS / name).write_bytes((directory / name).read_bytes())
     for name, command in SECRETS.items():
         file = SETTINGS / name
         file.parent.mkdir()
@@ -114,9 +115,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def command(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of a command in the pod."""
+    """Exit code and output of a command in the pod, as by `kubectl exec`."""
     ended = subprocess.run(
-        [*AS_USER, APPLIANCE, *arguments, "--config", SETTINGS / "appliance.yaml"],
+        [*AS_USER, APPLIANCE, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -129,7 +130,8 @@ def command(*arguments: str) -> tuple[int, str]:
 
 def environment() -> dict[str, str]:
     """What the image and the chart set."""
-    return {"PATH": os.environ["PATH"], "HOME": str(DATA), "USER": "appliance", "PYTHONUNBUFFERED": "1"}
+    chart = json.loads((SETTINGS / "environment.json").read_text(encoding="utf-8"))
+    return {"PATH": os.environ["PATH"], "USER": "appliance", "PYTHONUNBUFFERED": "1", **chart}
 
 
 @contextmanager

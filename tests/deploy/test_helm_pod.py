@@ -52,6 +52,8 @@ def test_a_gateway_of_the_chart_serves_and_keeps_its_log_over_a_restart(tmp_path
     settings = objects.one("ConfigMap", "gateway")["data"]["appliance.yaml"]
     (tmp_path / "appliance.yaml").write_text(settings, encoding="utf-8")
     pod = objects.one("StatefulSet", "gateway")["spec"]["template"]["spec"]
+    variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    (tmp_path / "environment.json").write_text(json.dumps(variables), encoding="utf-8")
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 10001
     secrets = {
         f"{volume['name']}/{item['path']}"

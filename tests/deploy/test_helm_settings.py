@@ -142,7 +142,7 @@ def test_a_worker_stays_ready_and_a_gateway_waits_for_as_long_as_a_start_may_tak
     assert "livenessProbe" not in worker["containers"][0]
     gateway, settings = pods_by_role["gateway"]
     assert settings.recycle.start_seconds > start
-    waits = gateway["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] + settings.api.drain_seconds
+    waits = settings.api.stop_delay_seconds + settings.api.drain_seconds
     assert gateway["terminationGracePeriodSeconds"] > waits
 
 

@@ -9,9 +9,11 @@ import typer
 
 from appliance.errors import ConfigurationError
 from appliance.infra.key_location import KeyLocation, parse_key_location
-from appliance.infra.settings import Settings, load_settings
+from appliance.infra.settings import CONFIG_VARIABLE, Settings, load_settings
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="Settings file (YAML).")
+]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data directory.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the admin listener.")]
 NoteOption = Annotated[str, typer.Option("--note", help="Reason; recorded in the audit log.")]

@@ -33,7 +33,7 @@ class EgressJudgement:
 def judge(control: ProbeResult | None, results: Sequence[ProbeResult]) -> EgressJudgement:
     """Judge one check; `control` is None if the control was not tried."""
     reached = tuple(
-        f"{result} ({result.detail})" if result.detail else str(result)
+        f"{result} ({detail})" if (detail := _cause(result)) else str(result)
         for result in results
         if result.outcome is ProbeOutcome.CONNECTED
     )
@@ -43,6 +43,15 @@ def judge(control: ProbeResult | None, results: Sequence[ProbeResult]) -> Egress
     return EgressJudgement(
         verdict=EgressVerdict.INCONCLUSIVE if doubts else EgressVerdict.CLOSED, reasons=doubts
     )
+
+
+def _cause(reached: ProbeResult) -> str:
+    if reached.probe.kind is ProbeKind.KUBERNETES:
+        return (
+            "the cluster's API server: no NetworkPolicy is enforced for this pod; use a network plugin that"
+            " enforces them, and look for policies that allow more"
+        )
+    return reached.detail
 
 
 def _doubts(control: ProbeResult | None, results: Sequence[ProbeResult]) -> Iterator[str]:

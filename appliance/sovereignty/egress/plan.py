@@ -31,7 +31,7 @@ def plan_egress(settings: Settings, environment: Mapping[str, str]) -> ProbePlan
     if egress.canary_name:
         probes.append(EgressProbe(kind=ProbeKind.DNS, host=egress.canary_name))
     return ProbePlan(
-        probes=(*probes, *_proxies(environment)[:MOST_PROXIES]),
+        probes=(*probes, *_proxies(environment)[:MOST_PROXIES], *_api_server(environment)),
         control=_control(settings),
         timeout_seconds=egress.timeout_seconds,
     )
@@ -57,6 +57,14 @@ def _control(settings: Settings) -> EgressProbe | None:
             kind=ProbeKind.CONTROL, host=database.hostname, port=database.port or POSTGRESQL_PORT
         )
     return None
+
+
+def _api_server(environment: Mapping[str, str]) -> tuple[EgressProbe, ...]:
+    """In a pod: the one place that it can normally reach, and that nothing of ours calls."""
+    host, port = (environment.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    if not host or not port.isdecimal():
+        return ()
+    return (EgressProbe(kind=ProbeKind.KUBERNETES, host=host, port=int(port)),)
 
 
 def _proxies(environment: Mapping[str, str]) -> tuple[EgressProbe, ...]:

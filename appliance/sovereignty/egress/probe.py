@@ -23,6 +23,8 @@ class ProbeKind(StrEnum):
     """A public name, by the system's resolver: if it resolves, queries are forwarded outside."""
     PROXY = "proxy"
     """A TCP connection to a proxy of an environment variable."""
+    KUBERNETES = "kubernetes"
+    """A TCP connection to the cluster's API server, which every pod can reach unless a policy is enforced."""
     METADATA = "metadata"
     """A TCP connection to a cloud's metadata service, which issues credentials."""
 

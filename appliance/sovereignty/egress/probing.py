@@ -150,7 +150,7 @@ def _resolve(probe: EgressProbe, _timeout: float) -> tuple[ProbeOutcome, str]:
 
 
 WAYS: Mapping[ProbeKind, Callable[[EgressProbe, float], tuple[ProbeOutcome, str]]] = {
-    **dict.fromkeys((ProbeKind.CONTROL, ProbeKind.TCP, ProbeKind.PROXY, ProbeKind.METADATA), _connect),
+    **dict.fromkeys(ProbeKind, _connect),
     ProbeKind.UDP: _ask_address,
     ProbeKind.DNS: _resolve,
 }

@@ -85,6 +85,8 @@
 {{- define "appliance.gatewayEnvironment" -}}
 - name: HOME
   value: /var/lib/appliance
+- name: APPLIANCE_CONFIG
+  value: /etc/appliance/appliance.yaml
 {{- if .Values.caBundle.existingConfigMap }}
 - name: SSL_CERT_FILE
   value: /etc/appliance/ca/ca.crt
@@ -158,10 +160,6 @@ spec:
         periodSeconds: 15
         timeoutSeconds: 10
         failureThreshold: 4
-      lifecycle:
-        preStop:
-          sleep:
-            seconds: {{ int $gateway.preStopSeconds }}
       volumeMounts:
         - name: data
           mountPath: /var/lib/appliance

@@ -27,7 +27,7 @@
 {{- $values := .Values -}}
 {{- $settings := deepCopy $values.settings -}}
 {{- $any := include "appliance.anyAddress" . -}}
-{{- $api := dict "host" $any "port" 8080 "admin_host" $any "admin_port" 8081 "drain_seconds" (int $values.gateway.drainSeconds) -}}
+{{- $api := dict "host" $any "port" 8080 "admin_host" $any "admin_port" 8081 "drain_seconds" (int $values.gateway.drainSeconds) "stop_delay_seconds" (int $values.gateway.preStopSeconds) -}}
 {{- $data := dict "directory" "/var/lib/appliance" -}}
 {{- if $values.keys.controlToken.existingSecret -}}
 {{- $_ := set $data "control_token_file" "/etc/appliance/control-token/token" -}}
@@ -96,6 +96,7 @@
 {{- $_ := set $worker "port" 8000 -}}
 {{- $_ := set $worker "device" $model.device -}}
 {{- $_ := set $worker "max_startup_seconds" (mul (int $model.maxStartupMinutes) 60) -}}
+{{- $_ := set $worker "drain_seconds" (int $model.drainSeconds) -}}
 {{- $_ := set $worker "tensor_parallel_size" (int $model.tensorParallel) -}}
 {{- $_ := set $worker "pipeline_parallel_size" (int $model.pipelineParallel) -}}
 {{- $_ := set $worker "method" "none" -}}

@@ -42,6 +42,18 @@
   value: /var/cache/appliance
 {{- end -}}
 
+{{/* Program of a further node: wait until the leader's port is closed, at most for drainSeconds. */}}
+{{- define "appliance.awaitLeader" -}}
+import os, socket, time
+end = time.monotonic() + {{ int .drainSeconds }}
+try:
+    while time.monotonic() < end:
+        socket.create_connection((os.environ["LWS_LEADER_ADDRESS"], 8000), 2).close()
+        time.sleep(0.5)
+except OSError:
+    pass
+{{- end -}}
+
 {{- define "appliance.workerPod" -}}
 {{- $model := .model -}}
 {{- $gpus := include "appliance.gpus" $model | int -}}
@@ -66,7 +78,7 @@ spec:
   {{- if and (eq $model.device "gpu") $model.gpu.runtimeClassName }}
   runtimeClassName: {{ $model.gpu.runtimeClassName }}
   {{- end }}
-  # The wait before it hears of its end, then vLLM's own drain and the end of its processes.
+  # It ends when its last request has, at the latest after drainSeconds; its processes need a moment.
   terminationGracePeriodSeconds: {{ add (int $model.drainSeconds) 60 }}
   securityContext:
     {{- include "appliance.podSecurity" (dict "root" .root) | nindent 4 }}
@@ -131,10 +143,13 @@ spec:
         failureThreshold: {{ add (mul (int $model.maxStartupMinutes) 6) 30 }}
       # No liveness probe: it would kill a worker that is busy.  One that cannot be helped ends by itself.
       {{- end }}
+      {{- if not .leads }}
+      # A further node computes until the first one, which serves, has finished its requests and ended.
       lifecycle:
         preStop:
-          sleep:
-            seconds: {{ int $model.drainSeconds }}
+          exec:
+            command: [/opt/appliance/bin/python, -I, -c, {{ include "appliance.awaitLeader" $model | quote }}]
+      {{- end }}
       volumeMounts:
         {{- range $sources }}
         {{- include "appliance.weightsMount" . | nindent 8 }}

@@ -1,6 +1,9 @@
 """Each template: its objects, and the effect of values."""
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,10 +79,41 @@ def test_a_gateway_drains_before_it_ends():
     """Kubernetes waits for the Service to forget it, for the drain, and for some more."""
     gateway = render(site({"gateway": {"drainSeconds": 900, "preStopSeconds": 20}})).one("StatefulSet")
     assert template(gateway)["terminationGracePeriodSeconds"] >= 900 + 20
-    assert container(gateway)["lifecycle"]["preStop"]["sleep"]["seconds"] == 20
-    assert (
-        settings(render(site({"gateway": {"drainSeconds": 900}})), "gateway")["api"]["drain_seconds"] == 900
-    )
+    api = settings(render(site({"gateway": {"drainSeconds": 900, "preStopSeconds": 20}})), "gateway")["api"]
+    assert (api["drain_seconds"], api["stop_delay_seconds"]) == (900, 20)
+
+
+def test_a_worker_ends_with_its_last_request_and_not_after_a_fixed_time():
+    """The worker drains by itself; no hook delays its end, and Kubernetes waits for long enough."""
+    rendered = render(site({"modelDefaults": {"drainSeconds": 300}}))
+    worker = rendered.one("Deployment", "ministry-8b")
+    assert "lifecycle" not in container(worker)
+    assert settings(rendered, "ministry-8b")["worker"]["drain_seconds"] == 300
+    assert template(worker)["terminationGracePeriodSeconds"] > 300
+
+
+def test_a_further_node_computes_until_the_first_one_has_ended():
+    """Its hook, run here: it waits while the leader's port is open, and no longer."""
+    nodes = site({"modelDefaults": {"tensorParallel": 8, "pipelineParallel": 2, "nodes": 2}})
+    group = render(nodes).one("LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
+    leader, node = (group[f"{role}Template"]["spec"]["containers"][0] for role in ("leader", "worker"))
+    assert "lifecycle" not in leader
+    program = node["lifecycle"]["preStop"]["exec"]["command"][-1].replace("8000", "PORT")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = program.replace("PORT", str(listener.getsockname()[1]))
+        hook = subprocess.Popen([sys.executable, "-I", "-c", code], env={"LWS_LEADER_ADDRESS": "127.0.0.1"})
+        listener.accept()[0].close()
+        listener.accept()[0].close()
+        assert hook.poll() is None
+    assert hook.wait(timeout=30) == 0
+
+
+def test_a_new_worker_starts_beside_the_old_one_where_no_gpu_is_needed():
+    """With GPUs, which are rarely there twice, the old one goes first; requests wait meanwhile."""
+    for device, strategy in (("cpu", (1, 0)), ("gpu", (0, 1))):
+        worker = render(site({"modelDefaults": {"device": device}})).one("Deployment", "ministry-8b")
+        found = worker["spec"]["strategy"]["rollingUpdate"]
+        assert (found["maxSurge"], found["maxUnavailable"]) == strategy
 
 
 def test_a_changed_setting_restarts_what_reads_it_and_nothing_else():

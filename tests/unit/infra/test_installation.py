@@ -1,5 +1,6 @@
 """What a first start creates; a second one changes nothing."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -99,6 +100,23 @@ def test_a_directory_that_cannot_be_written_is_a_configuration_error():
     # Not even root can create a file there.
     with pytest.raises(ConfigurationError, match="cannot be written to"):
         start(located(Path("/proc/self")))
+
+
+def test_the_message_says_who_owns_the_directory_and_how_to_give_it_to_this_user(tmp_path: Path, monkeypatch):
+    """A hostPath volume that the kubelet made belongs to root, whatever fsGroup says."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    monkeypatch.setattr(os, "getegid", lambda: 10001)
+    owner = tmp_path.stat().st_uid
+    with pytest.raises(ConfigurationError) as caught:
+        start(located(tmp_path))
+    for part in (f"belongs to user {owner}", f"chown 10001:10001 {tmp_path}", "fsGroup", "hostPath"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_older_data_directory_gets_a_control_token(installation: Installation):

@@ -63,6 +63,14 @@ def test_proxy_named_twice_is_probed_once():
     assert targets(plan, ProbeKind.PROXY) == ["p:1", "q:2"]
 
 
+@pytest.mark.parametrize(("host", "target"), [("10.96.0.1", "10.96.0.1:443"), ("fd00::1", "[fd00::1]:443")])
+def test_in_a_pod_the_clusters_api_server_is_tried(host, target):
+    """Every pod can reach it, unless a network policy is enforced."""
+    environment = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}
+    assert targets(plan_egress(settings(), environment), ProbeKind.KUBERNETES) == [target]
+    assert targets(plan_egress(settings(), {}), ProbeKind.KUBERNETES) == []
+
+
 @pytest.mark.parametrize(
     ("sections", "control"),
     [

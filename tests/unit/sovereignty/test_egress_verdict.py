@@ -111,3 +111,11 @@ def test_reason_for_open_names_the_target():
     """With what it answered."""
     judgement = judge(None, [ended(ProbeOutcome.CONNECTED, "8.8.8.8", ProbeKind.UDP, "a query was answered")])
     assert judgement.reasons == ("udp 8.8.8.8:443 connected (a query was answered)",)
+
+
+def test_reason_for_a_reached_api_server_names_the_cause():
+    """In a pod it means that no policy is enforced, whatever else was blocked."""
+    blocked = ended(ProbeOutcome.TIMED_OUT)
+    judgement = judge(CONTROL, [blocked, ended(ProbeOutcome.CONNECTED, "10.96.0.1", ProbeKind.KUBERNETES)])
+    assert judgement.verdict is EgressVerdict.OPEN
+    assert "no NetworkPolicy is enforced for this pod" in judgement.reasons[0]
