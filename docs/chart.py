@@ -94,7 +94,10 @@ def values_schema() -> str:
     model["properties"] = {"name": NAME, **model["properties"]}
     model["required"] = ["name"]
     model["description"] = "A model; missing values are taken from `modelDefaults`."
-    root["properties"]["models"]["items"] = model
+    models = root["properties"]["models"]
+    models["type"] = ["array", "object"]
+    models["items"] = model
+    models["additionalProperties"] = {**model, "required": []}
     root["definitions"] = {
         **definitions,
         "gatewaySettings": _gateway_settings(),

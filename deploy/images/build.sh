@@ -20,6 +20,8 @@ version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$here/../../pyproject.toml")
 tag=${TAG:-$version}
 
 cp "$here/sbom.py" "$here/healthcheck.py" "$here/refresh.py" "$directory/"
+rm -rf "${directory:?}/demo"
+cp -R "$here/../../demo/models" "$directory/demo"
 mkdir -p "$directory/sbom"
 for image in "$@"; do
     network=none

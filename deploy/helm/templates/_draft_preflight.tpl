@@ -31,7 +31,7 @@ draftRefresh.backend is speculators and draftRefresh.steps is 0: it trains by st
 {{- if and (eq $refresh.backend "speculators") (not $refresh.image.repository) }}
 draftRefresh.backend is speculators and draftRefresh.image.repository is empty: none of our images has that library; name an image that has it
 {{- end -}}
-{{- if and $refresh.image.repository (not $refresh.image.digest) (not $values.global.allowTags) }}
+{{- if and $refresh.image.repository (not $refresh.image.digest) (not (include "appliance.allowsTags" .)) }}
 draftRefresh.image.digest is empty: a tag can change its image; give its digest
 {{- end -}}
 {{- $models := (include "appliance.refreshModel" . | fromJson).models -}}
@@ -62,7 +62,7 @@ draftRefresh.gpu.count is {{ int $refresh.gpu.count }}: the target of {{ .name }
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (include "appliance.collectorHost" .) $values.models $values.networkPolicy.enabled -}}
+{{- if and (include "appliance.collectorHost" .) (include "appliance.serves" .) $values.networkPolicy.enabled -}}
 {{- if not $values.networkPolicy.collector.to }}
 settings.tracing.enabled without networkPolicy.collector.to: gateways and workers could not reach the collector; name its address
 {{- end -}}

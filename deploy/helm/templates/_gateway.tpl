@@ -4,7 +4,7 @@
 {{- define "appliance.gatewayFiles" -}}
 {{- $values := .Values -}}
 {{- $files := list -}}
-{{- with $values.keys.controlToken.existingSecret -}}
+{{- with include "appliance.controlToken" . -}}
 {{- $files = append $files (dict "name" "control-token" "kind" "secret" "source" . "key" $values.keys.controlToken.key "path" "token") -}}
 {{- end -}}
 {{- with $values.keys.payloadMasterKey.existingSecret -}}

@@ -1,4 +1,4 @@
-{{/* Entries of `models`, each over `modelDefaults`. */}}
+{{/* Entries of `models`, each over `modelDefaults`; without any, the demo of the profile `evaluation`. */}}
 
 {{/* Merge one map into another in place, key by key; prints nothing.  (Sprig's merge skips false and 0.) */}}
 {{- define "appliance.mergeInto" -}}
@@ -16,12 +16,54 @@
 {{/* All models, as JSON of {"models": [...]}. */}}
 {{- define "appliance.models" -}}
 {{- $models := list -}}
-{{- range .Values.models -}}
+{{- range $key, $entry := default (include "appliance.demoModels" . | fromYaml) .Values.models -}}
 {{- $model := deepCopy $.Values.modelDefaults -}}
-{{- include "appliance.mergeInto" (dict "into" $model "from" .) -}}
+{{- if kindIs "string" $key -}}{{- $_ := set $model "name" $key -}}{{- end -}}
+{{- include "appliance.mergeInto" (dict "into" $model "from" $entry) -}}
+{{- /* A draft is there to be used. */ -}}
+{{- if and (eq $model.method "auto") (ne $model.draft.source "none") -}}{{- $_ := set $model "method" "eagle3" -}}{{- end -}}
+{{- if eq $model.method "auto" -}}{{- $_ := set $model "method" "none" -}}{{- end -}}
 {{- $models = append $models $model -}}
 {{- end -}}
 {{- dict "models" $models | toJson -}}
+{{- end -}}
+
+{{/* Whether any model is served: a text, empty if not. */}}
+{{- define "appliance.serves" -}}
+{{- if (include "appliance.models" . | fromJson).models -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether the profile is `evaluation`: a text, empty if not. */}}
+{{- define "appliance.evaluates" -}}{{- if eq .Values.profile "evaluation" -}}yes{{- end -}}{{- end -}}
+
+{{/* Whether images are accepted by tag: a text, empty if not. */}}
+{{- define "appliance.allowsTags" -}}
+{{- if or .Values.global.allowTags (include "appliance.evaluates" .) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The demo, small enough for a node with two cores; its weights are in the workers' image. */}}
+{{- define "appliance.demoModels" -}}
+{{- if include "appliance.evaluates" . -}}
+demo-coder:
+  device: cpu
+  maxStartupMinutes: 10
+  target: {source: workerImage, path: /opt/appliance/demo/demo-coder}
+  draft: {source: workerImage, path: /opt/appliance/demo/demo-coder-eagle31}
+  settings: {max_num_seqs: 16}
+  resources:
+    requests: {cpu: 500m, memory: 3Gi, ephemeral-storage: 1Gi}
+    limits: {cpu: "2", memory: 8Gi, ephemeral-storage: 8Gi}
+  shmSize: 1Gi
+  cacheSize: 4Gi
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}
+
+{{/* Secret with the control token; empty if there is none. */}}
+{{- define "appliance.controlToken" -}}
+{{- $made := ternary (printf "%s-control-token" (include "appliance.fullname" .)) "" (ne (include "appliance.evaluates" .) "") -}}
+{{- default $made .Values.keys.controlToken.existingSecret -}}
 {{- end -}}
 
 {{/* Whether workers of a model and pool draft: a text, empty if not. */}}

@@ -11,8 +11,8 @@
 {{- range $models }}{{ $_ := set $images (ternary "workerCpu" "workerGpu" (eq .device "cpu")) true }}{{ end -}}
 {{- range $name, $used := $images -}}
 {{- $image := get $values.images $name -}}
-{{- if and $used (not $image.digest) (not $values.global.allowTags) }}
-images.{{ $name }}.digest is empty: a tag can change its image; take the digest from `appliance bundle emit`, or set global.allowTags on a test cluster
+{{- if and $used (not $image.digest) (not (include "appliance.allowsTags" $)) }}
+images.{{ $name }}.digest is empty: a tag can change its image; take the digest from `appliance bundle emit`, or set global.allowTags or profile: evaluation on a test cluster
 {{- end -}}
 {{- end -}}
 {{- if and $values.picker.enabled (not $values.picker.pods.labels) }}
@@ -62,10 +62,10 @@ database.external.owner.existingSecret is empty: name the Secret with the passwo
 {{- if and (eq $database.kind "inChart") (not $database.inChart.existingSecret) }}
 database.inChart.existingSecret is empty: name a Secret with owner-password and gateway-password
 {{- end -}}
-{{- if and $values.models (not $values.keys.controlToken.existingSecret) }}
-keys.controlToken.existingSecret is empty: gateways and workers need the same token; create a Secret with any random string
+{{- if and $models (not (include "appliance.controlToken" .)) }}
+keys.controlToken.existingSecret is empty: gateways and workers need the same token; create a Secret with any random string, or set profile: evaluation
 {{- end -}}
-{{- if and $values.models $values.networkPolicy.metrics.workers (not $values.keys.scrapeToken.existingSecret) }}
+{{- if and $models $values.networkPolicy.metrics.workers (not $values.keys.scrapeToken.existingSecret) }}
 networkPolicy.metrics.workers is true and keys.scrapeToken.existingSecret is empty: workers answer no one without a token; create a Secret with any random string
 {{- end -}}
 {{- if and (ne $gateway.service.type "ClusterIP") (not $gateway.tls.existingSecret) }}
@@ -112,7 +112,7 @@ settings.audit.forward has {{ $forward.destination }} without networkPolicy.gate
 {{- if and $values.keys.forward.existingSecret (not $forward) }}
 keys.forward.existingSecret without settings.audit.forward: name the destination there
 {{- end -}}
-{{- if and $values.models $values.networkPolicy.enabled (not $values.networkPolicy.dns.enabled) }}
+{{- if and $models $values.networkPolicy.enabled (not $values.networkPolicy.dns.enabled) }}
 networkPolicy.dns.enabled is false: gateways find workers by name; allow the resolver, or run without models and list workers.urls by address
 {{- end -}}
 {{- if and $values.workers.urls $values.networkPolicy.enabled (not $values.networkPolicy.gateway.peers) }}
@@ -161,6 +161,9 @@ models.{{ .name }}: tensorParallel and pipelineParallel need {{ $cards }} GPUs, 
 {{- end -}}
 {{- $name := .name -}}
 {{- range $at, $weights := dict "target" .target "draft" .draft -}}
+{{- if and (eq $weights.source "workerImage") (not $weights.path) }}
+models.{{ $name }}: {{ $at }}.source is workerImage and {{ $at }}.path is empty; name the directory in the workers' image
+{{- end -}}
 {{- if and (eq $weights.source "pvc") (not $weights.claimName) }}
 models.{{ $name }}: {{ $at }}.source is pvc and {{ $at }}.claimName is empty; name the claim with the weights
 {{- end -}}

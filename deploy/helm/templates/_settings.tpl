@@ -29,11 +29,11 @@
 {{- $any := include "appliance.anyAddress" . -}}
 {{- $api := dict "host" $any "port" 8080 "admin_host" $any "admin_port" 8081 "drain_seconds" (int $values.gateway.drainSeconds) "stop_delay_seconds" (int $values.gateway.preStopSeconds) -}}
 {{- $data := dict "directory" "/var/lib/appliance" -}}
-{{- if $values.keys.controlToken.existingSecret -}}
+{{- if include "appliance.controlToken" . -}}
 {{- $_ := set $data "control_token_file" "/etc/appliance/control-token/token" -}}
 {{- end -}}
 {{- $pool := dict "urls" $values.workers.urls -}}
-{{- if $values.models -}}
+{{- if include "appliance.serves" . -}}
 {{- $_ := set $pool "discover" (printf "http://%s.%s.svc.%s:8000" (include "appliance.workersName" .) .Release.Namespace $values.global.clusterDomain) -}}
 {{- else if $values.picker.enabled -}}
 {{- $_ := set $pool "discover" (include "appliance.pickedUrl" .) -}}
@@ -79,7 +79,7 @@
 {{- with include "appliance.draftSettings" (dict "root" . "signs" true) -}}{{- $_ := set $ours "drafts" (fromYaml .) -}}{{- end -}}
 {{- $_ := set $ours "log" (dict "format" "json") -}}
 {{- $egress := dict "mode" "warn" -}}
-{{- if and $values.models (eq $values.database.kind "sqlite") -}}
+{{- if and (include "appliance.serves" .) (eq $values.database.kind "sqlite") -}}
 {{- $_ := set $egress "control" (get $pool "discover" | trimPrefix "http://") -}}
 {{- end -}}
 {{- $_ := set $ours "egress" $egress -}}

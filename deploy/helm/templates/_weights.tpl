@@ -4,16 +4,21 @@
 {{- define "appliance.weightsPath" -}}
 {{- $path := trimAll "/" .weights.path -}}
 {{- if eq .weights.source "initCopy" -}}{{- $path = "" -}}{{- end -}}
+{{- if eq .weights.source "workerImage" -}}/{{ $path }}{{- else -}}
 {{- printf "/models/%s%s" .at (ternary "" (printf "/%s" $path) (eq $path "")) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "appliance.weightsMount" -}}
+{{- if ne .weights.source "workerImage" -}}
 - name: {{ .at }}
   mountPath: /models/{{ .at }}
   readOnly: true
 {{- end -}}
+{{- end -}}
 
 {{- define "appliance.weightsVolume" -}}
+{{- if ne .weights.source "workerImage" -}}
 - name: {{ .at }}
 {{- if eq .weights.source "pvc" }}
   persistentVolumeClaim:
@@ -31,6 +36,7 @@
   emptyDir:
     sizeLimit: {{ .weights.copySize }}
 {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "appliance.weightsCopy" -}}

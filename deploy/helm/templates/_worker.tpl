@@ -194,7 +194,7 @@ spec:
         name: {{ include "appliance.workerName" . }}
     - name: control-token
       secret:
-        secretName: {{ .root.Values.keys.controlToken.existingSecret }}
+        secretName: {{ include "appliance.controlToken" .root }}
         defaultMode: 0400
         items:
           - key: {{ .root.Values.keys.controlToken.key }}
