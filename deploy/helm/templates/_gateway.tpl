@@ -99,6 +99,9 @@
 metadata:
   labels:
     {{- include "appliance.labels" (dict "root" . "component" "gateway") | nindent 4 }}
+    {{- with $gateway.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   annotations:
     kubectl.kubernetes.io/default-container: gateway
     # New settings, new pods.
@@ -133,6 +136,7 @@ spec:
       args: [gateway, --config, /etc/appliance/appliance.yaml]
       env:
         {{- include "appliance.gatewayEnvironment" . | nindent 8 }}
+        {{- include "appliance.extraEnv" $gateway | nindent 8 }}
       ports:
         - name: api
           containerPort: 8080
@@ -176,6 +180,10 @@ spec:
         {{- . | nindent 8 }}
         {{- end }}
         {{- include "appliance.fileMounts" . | nindent 8 }}
+        {{- include "appliance.extraMounts" $gateway | nindent 8 }}
+    {{- with $gateway.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: tmp
       emptyDir:
@@ -199,4 +207,5 @@ spec:
     {{- . | nindent 4 }}
     {{- end }}
     {{- include "appliance.fileVolumes" . | nindent 4 }}
+    {{- include "appliance.extraVolumes" $gateway | nindent 4 }}
 {{- end -}}

@@ -5,7 +5,7 @@
 {{- $into := .into -}}
 {{- range $key, $value := .from -}}
 {{- $old := get $into $key -}}
-{{- if and (kindIs "map" $value) (kindIs "map" $old) (not (has $key (list "nodeSelector" "affinity" "podAnnotations"))) -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $old) (not (has $key (list "nodeSelector" "affinity" "podAnnotations" "podLabels"))) -}}
 {{- include "appliance.mergeInto" (dict "into" $old "from" $value) -}}
 {{- else -}}
 {{- $_ := set $into $key $value -}}

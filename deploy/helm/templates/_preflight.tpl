@@ -83,9 +83,14 @@ gateway.route.termination is {{ $gateway.route.termination }} without a certific
 {{- if and $gateway.tls.clientCaConfigMap (not $gateway.tls.existingSecret) }}
 gateway.tls.clientCaConfigMap without gateway.tls.existingSecret: client certificates need TLS
 {{- end -}}
-{{- if and $values.networkPolicy.enabled (not $values.networkPolicy.gateway.clients) (or (ne $gateway.service.type "ClusterIP") $gateway.ingress.enabled $gateway.route.enabled) }}
+{{- if and $values.networkPolicy.enabled (not $values.networkPolicy.gateway.clients) (or (ne $gateway.service.type "ClusterIP") $gateway.ingress.enabled $gateway.route.enabled $gateway.httpRoute.enabled) }}
 networkPolicy.gateway.clients is empty, which allows only pods of this namespace, but the gateway is exposed outside: name its clients (a load balancer's clients and the nodes, or the namespace of the ingress controller or router)
 {{- end -}}
+{{- if and $gateway.httpRoute.enabled (not $gateway.httpRoute.parentRefs) }}
+gateway.httpRoute.parentRefs is empty: name the Gateway that serves it
+{{- end -}}
+{{- include "appliance.extraProblems" (dict "root" . "at" "gateway" "of" $gateway) -}}
+{{- range $models }}{{ include "appliance.extraProblems" (dict "root" $ "at" (printf "models.%s" .name) "of" .) }}{{ end -}}
 {{- $tls := default dict $values.settings.tls -}}
 {{- if and (or $tls.client_tenants $tls.require_client_certificate) (not $gateway.tls.clientCaConfigMap) }}
 settings.tls requires client certificates and gateway.tls.clientCaConfigMap is empty: name the ConfigMap with the authority that signs them

@@ -66,6 +66,9 @@ metadata:
     {{- include "appliance.labels" (dict "root" .root "component" (ternary "worker" "worker-node" .leads)) | nindent 4 }}
     appliance/model: {{ include "appliance.slug" $model.name }}
     appliance/pool: {{ .pool }}
+    {{- with $model.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   annotations:
     kubectl.kubernetes.io/default-container: worker
     checksum/settings: {{ include "appliance.workerSettings" . | sha256sum }}
@@ -106,6 +109,7 @@ spec:
       args: [worker, --config, /etc/appliance/appliance.yaml]
       env:
         {{- include "appliance.workerEnvironment" . | trim | nindent 8 }}
+        {{- include "appliance.extraEnv" $model | nindent 8 }}
       securityContext:
         {{- include "appliance.containerSecurity" (ternary (list "IPC_LOCK") nil $model.rdma.enabled) | nindent 8 }}
       resources:
@@ -185,6 +189,10 @@ spec:
           mountPath: /tmp
         - name: shm
           mountPath: /dev/shm
+        {{- include "appliance.extraMounts" $model | nindent 8 }}
+    {{- with $model.sidecars }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- range $sources }}
     {{- include "appliance.weightsVolume" . | nindent 4 }}
@@ -237,4 +245,5 @@ spec:
       emptyDir:
         medium: Memory
         sizeLimit: {{ $model.shmSize }}
+    {{- include "appliance.extraVolumes" $model | nindent 4 }}
 {{- end -}}
