@@ -36,7 +36,9 @@ WRONG = {
     "termination": {"gateway": {"route": {"termination": "none"}}},
     "name": {"keys": {"controlToken": {"existingSecret": "Not A Name"}}},
     "settings value": {"settings": {"audit": {"durability": "sometimes"}}},
-    "model list": {"models": {"a": {}}},
+    "model list": {"models": "a"},
+    "model map": {"models": {"a": {"name": "b", "targets": {}}}},
+    "profile": {"profile": "test"},
 }
 WRONG_MODELS = {
     "unknown field": {"targets": {}},
@@ -51,6 +53,27 @@ WRONG_MODELS = {
 }
 
 CONTRADICTIONS = [
+    (
+        site(model={"target": {"source": "workerImage", "path": ""}}),
+        r"target\.source is workerImage and target\.path is empty",
+    ),
+    (
+        site({"gateway": {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://p:1"}]}}),
+        r"gateway\.extraEnv sets HTTPS_PROXY: no program of the appliance uses a proxy",
+    ),
+    (
+        site(model={"extraEnv": [{"name": "HF_HUB_OFFLINE", "value": "0"}]}),
+        r'models\.ministry-8b\.extraEnv sets HF_HUB_OFFLINE, which keeps the appliance offline with "1"',
+    ),
+    (site({"gateway": {"extraEnv": [{"name": "APPLIANCE_API__PORT", "value": "1"}]}}), r"use `settings`"),
+    (
+        site({"gateway": {"podLabels": {"app.kubernetes.io/component": "x"}}}),
+        r"gateway\.podLabels sets app\.kubernetes\.io/component, by which",
+    ),
+    (
+        site({"gateway": {"httpRoute": {"enabled": True}}}),
+        r"gateway\.httpRoute\.parentRefs is empty: name the Gateway",
+    ),
     (
         site({"images": {"gateway": {"digest": ""}}}),
         r"images\.gateway\.digest is empty: .* take the digest from",

@@ -16,6 +16,8 @@ from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, REFRESH, 
 pytestmark = pytest.mark.usefixtures("helm")
 MONITORING = "monitoring.coreos.com/v1"
 OUTSIDE = {"networkPolicy": {"gateway": {"clients": [{"ipBlock": {"cidr": "10.20.0.0/16"}}]}}}
+EVALUATION = {"profile": "evaluation"}
+OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-ours"}}
 WEIGHTS = {"repository": "weights", "digest": DIGEST}
 
 
@@ -465,16 +467,95 @@ def test_names_fit_whatever_the_release_is_called():
     assert all(len(o["metadata"]["name"]) <= 63 for o in rendered.objects)
 
 
+def test_one_value_gives_a_demo_that_serves_with_its_draft_on_a_node_with_two_cores():
+    """No digest, Secret, claim or model has to be named, and another core is left for the node's own pods."""
+    rendered = render(EVALUATION)
+    assert not dangling(rendered.objects)
+    worker = settings(rendered, "demo-coder")["worker"]
+    assert (worker["method"], worker["device"]) == ("eagle3", "cpu")
+    requests = [
+        container(rendered.one(kind))["resources"]["requests"] for kind in ("Deployment", "StatefulSet")
+    ]
+    assert [each["cpu"] for each in requests] == ["500m", "250m"]
+    image = (ROOT / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
+    assert "COPY demo /opt/appliance/demo" in image, "the weights are in the workers' image"
+    for weights in ("model", "draft"):
+        assert (ROOT / "demo" / "models" / Path(worker[weights]).name).is_dir()
+
+
+def test_the_control_token_of_an_evaluation_is_made_once_and_kept_by_upgrades():
+    """A hook of the first installation; an operator's own Secret takes its place, and production makes none."""
+    token = render(EVALUATION).one("Secret")
+    assert token["metadata"]["annotations"]["helm.sh/hook"] == "pre-install"
+    assert len(token["stringData"]["token"]) >= 32
+    for kind in ("Deployment", "StatefulSet"):
+        mounted = volumes(template(render(EVALUATION).one(kind)))["control-token"]
+        assert mounted["secret"]["secretName"] == token["metadata"]["name"]
+    own = {**EVALUATION, "keys": {"controlToken": {"existingSecret": "ours"}}}
+    assert not render(own).kind("Secret")
+    assert not render(site()).kind("Secret")
+
+
+def test_a_model_with_a_draft_speculates_unless_told_otherwise():
+    """Giving a draft is enough."""
+    draft = {"draft": DRAFTED["draft"]}
+    assert settings(render(site(model=draft)), "ministry-8b")["worker"]["method"] == "eagle3"
+    assert settings(render(site()), "ministry-8b")["worker"]["method"] == "none"
+
+
+def test_models_may_be_a_map_to_which_files_add(tmp_path):
+    """A list is replaced as a whole by the next file."""
+    files = []
+    for name in ("a", "b"):
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(yaml.safe_dump({"models": {name: {"target": site()["models"][0]["target"]}}}))
+    rest = {key: value for key, value in site().items() if key != "models"}
+    rendered = render(rest, files=files)
+    assert {settings(rendered, f"t-{name}")["worker"]["served_name"] for name in "ab"} == {"a", "b"}
+
+
+def test_a_site_adds_labels_variables_volumes_containers_and_objects():
+    """To gateways and to workers, without changing the chart."""
+    more = {
+        "podLabels": {"team": "llm"},
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "extraVolumes": [{"name": "ours", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "ours", "mountPath": "/ours"}],
+        "sidecars": [{"name": "logs", "image": "logs@sha256:1"}],
+    }
+    rendered = render(site({"gateway": more, "extraObjects": [OBJECT]}, model=more))
+    for kind in ("StatefulSet", "Deployment"):
+        pod = rendered.one(kind)["spec"]["template"]
+        ours, sidecar = pod["spec"]["containers"]
+        assert pod["metadata"]["labels"]["team"] == "llm"
+        assert more["extraEnv"][0] in ours["env"]
+        assert more["extraVolumeMounts"][0] in ours["volumeMounts"]
+        assert more["extraVolumes"][0] in pod["spec"]["volumes"]
+        assert sidecar == more["sidecars"][0]
+    assert "appliance-ours" in rendered.kind("ConfigMap")
+
+
+def test_an_http_route_leads_to_the_api_without_a_time_limit():
+    """Of the Gateway API; a stream lasts as long as its answer."""
+    entry = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.bank"]}}
+    route = render(site(OUTSIDE, {"gateway": entry})).one("HTTPRoute")["spec"]
+    assert (route["parentRefs"], route["hostnames"]) == ([{"name": "public"}], ["llm.bank"])
+    (rule,) = route["rules"]
+    assert rule["timeouts"] == {"request": "0s"}
+    assert rule["backendRefs"] == [{"name": "appliance-gateway", "port": 8080}]
+
+
 def test_every_template_makes_something_in_these_tests():
     """A template that no test renders would be untested."""
     group = {"nodes": 2, "tensorParallel": 8, "pipelineParallel": 2}
     entries = {"gateway": {"ingress": {"enabled": True, "host": "h.example", "tlsSecret": "t"}}}
-    all_on = {"monitoring": {"dashboards": {"enabled": True}}}
+    all_on = {"monitoring": {"dashboards": {"enabled": True}}, "extraObjects": [OBJECT]}
     made = {
         source
         for values in (
             site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, PICKER, model=DRAFTED),
             site(model=group),
+            EVALUATION,
         )
         for source in render(values, api_versions=[MONITORING]).source.values()
     }
@@ -485,11 +566,15 @@ def test_every_template_makes_something_in_these_tests():
 
 
 def test_each_port_of_a_gateway_is_open_to_those_it_is_for():
-    """Clients reach the API, Prometheus and administrators the admin listener; by default nobody does."""
+    """Clients reach the API, Prometheus and administrators the admin listener; by default only Prometheus."""
+    operators = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+    }
     clients, scraper, admins = ({"podSelector": {"matchLabels": {"app": name}}} for name in "cpa")
     chosen = {"gateway": {"clients": [clients], "admins": [admins]}, "metrics": {"from": [scraper]}}
     for values, expected in (
-        ({}, {8080: [{"podSelector": {}}]}),
+        ({}, {8080: [{"podSelector": {}}], 8081: [operators]}),
         ({"networkPolicy": chosen}, {8080: [clients], 8081: [scraper, admins]}),
     ):
         rules = render(site(values)).one("NetworkPolicy", "gateway")["spec"]["ingress"]
