@@ -484,7 +484,7 @@ def test_one_value_gives_a_demo_that_serves_with_its_draft_on_a_node_with_two_co
 
 
 def test_the_control_token_of_an_evaluation_is_made_once_and_kept_by_upgrades():
-    """A hook of the first installation; an operator's own Secret takes its place, and production makes none."""
+    """A hook of the first installation; a Secret of one's own is used instead, and production makes none."""
     token = render(EVALUATION).one("Secret")
     assert token["metadata"]["annotations"]["helm.sh/hook"] == "pre-install"
     assert len(token["stringData"]["token"]) >= 32
