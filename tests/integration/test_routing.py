@@ -413,6 +413,7 @@ async def test_a_stopping_gateway_refuses_no_connection(serve):
     assert (reply.status, reply.error["code"]) == (503, "gateway_stopping")
     assert (reply.headers["Retry-After"], reply.headers["connection"]) == ("2", "close")
     assert not stream.done(), "the stream was too short for this test"
+    assert not leaving.done(), "it ended before its last stream"
     ended = await stream
     assert ended.body.endswith(DONE)
     await leaving
