@@ -348,7 +348,10 @@ class Supervisor:
             return
         try:
             self._signal(signal.SIGTERM)
-            await _wait_for(process.wait(), self._plans.current.drain_seconds + self._timing.kill)
+            # One that failed has nothing to finish, and its clients wait for the next.
+            drains = self._interrupted.is_set() or self._plans.restart_requested
+            drain_seconds = self._plans.current.drain_seconds if drains else 0
+            await _wait_for(process.wait(), drain_seconds + self._timing.kill)
         finally:
             # Reached on a second cancellation too: from here on no wait is long.
             assert process.stdin is not None  # noqa: S101 - it is a pipe

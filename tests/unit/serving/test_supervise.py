@@ -48,7 +48,7 @@ if mode == "slow":
 if mode in ("parent", "stubborn"):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(60)"])
-if mode == "stubborn":
+if mode in ("stubborn", "stuck"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -59,7 +59,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         Handler.answered += 1
         if mode == "chatty":
             print(f"line {Handler.answered:09} of a worker that says much", flush=True)
-        if mode == "hangs" and Handler.answered > 2:
+        if mode in ("hangs", "stuck") and Handler.answered > 2:
             time.sleep(60)
         if mode == "dies" and Handler.answered > 2:
             print("RuntimeError: I am tired", flush=True)
@@ -248,6 +248,16 @@ async def test_ends_a_worker_that_no_longer_answers(tmp_path):
         await fake.until(lambda: "died" in fake.said)
         await fake.supervisor.stop()
     assert "did not answer for 0.3 s" in fake.events[fake.said.index("died")].detail
+
+
+async def test_a_worker_that_no_longer_answers_gets_no_time_to_drain(tmp_path):
+    """Its requests cannot finish, and clients wait for the next one."""
+    timing = SupervisorTiming(poll=0.02, check=0.02, answer=0.1, unresponsive=0.3, kill=0.3)
+    fake = Fake(tmp_path, "stuck", timing=timing, drain_seconds=600)
+    running = asyncio.ensure_future(fake.supervisor.run())
+    await fake.until(lambda: "died" in fake.said)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_ends_a_worker_whose_engine_died(tmp_path):
