@@ -1,5 +1,7 @@
 """
-Whether the server of this container answers: healthcheck.py PORT PATH; the exit code says so, the answer why not.
+Whether the server of this container answers: healthcheck.py PORT PATH.
+
+The exit code says so, and an answer other than 200 is printed.
 
 It asks over loopback.  A certificate names the address clients use, so it is not compared here.
 """
@@ -24,10 +26,11 @@ def answers(port: int, path: str) -> bool:
             connection.request("GET", path)
             answer = connection.getresponse()
             if answer.status != OK:
-                print(answer.read(BYTES).decode(errors="replace"))
-            return answer.status == OK
+                sys.stdout.write(answer.read(BYTES).decode(errors="replace") + "\n")
         except (OSError, http.client.HTTPException):
             continue
+        else:
+            return answer.status == OK
         finally:
             connection.close()
     return False
