@@ -329,6 +329,20 @@ def test_the_network_is_closed_but_for_what_is_named():
     assert "egress" not in deny
 
 
+def test_workers_admit_gateways_and_the_test_that_needs_a_positive_control():
+    """Else `helm test` could not tell a closed network from a worker that is down."""
+    rendered = render(site())
+    (rule,) = rendered.one("NetworkPolicy", "workers")["spec"]["ingress"]
+    (peer,) = rule["from"]
+    asked = peer["podSelector"]
+    (expression,) = asked["matchExpressions"]
+    assert expression["values"] == ["gateway", "tools"]
+    (tried,) = (pod for name, pod in rendered.kind("Pod").items() if name.endswith("test-egress"))
+    labels = tried["metadata"]["labels"]
+    assert labels[expression["key"]] in expression["values"]
+    assert asked["matchLabels"].items() <= labels.items()
+
+
 def test_a_resolver_is_optional_and_a_cluster_without_policies_is_the_sites_choice():
     """Both are values, and both are on."""
     without = render(site({"networkPolicy": {"dns": {"enabled": False}}, "models": []}))
