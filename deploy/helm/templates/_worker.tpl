@@ -36,6 +36,9 @@
 {{- end }}
 {{- end }}
 {{- end }}
+# For commands by `kubectl exec`.
+- name: APPLIANCE_CONFIG
+  value: /etc/appliance/appliance.yaml
 - name: HOME
   value: /var/cache/appliance
 - name: XDG_CACHE_HOME

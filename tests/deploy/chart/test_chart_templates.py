@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from appliance.infra.settings import CONFIG_VARIABLE
 from tests.deploy.chart.helm import CHART, ROOT, render
 from tests.deploy.chart.references import dangling, pods
 from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, REFRESH, SEVERAL, site
@@ -83,6 +84,19 @@ def test_a_gateway_drains_before_it_ends():
     assert template(gateway)["terminationGracePeriodSeconds"] >= 900 + 20
     api = settings(render(site({"gateway": {"drainSeconds": 900, "preStopSeconds": 20}})), "gateway")["api"]
     assert (api["drain_seconds"], api["stop_delay_seconds"]) == (900, 20)
+
+
+def test_every_container_with_settings_names_them_to_commands():
+    """`kubectl exec … appliance` in a gateway or a worker needs no option."""
+    mounted = 0
+    for owner, pod in pods(render(site(IN_CHART, REFRESH, model=DRAFTED)).objects):
+        for each in pod["spec"]["containers"]:
+            paths = [mount["mountPath"] for mount in each["volumeMounts"]]
+            if "/etc/appliance/appliance.yaml" in paths:
+                variable = {"name": CONFIG_VARIABLE, "value": "/etc/appliance/appliance.yaml"}
+                assert variable in each["env"], owner
+                mounted += 1
+    assert mounted == 5
 
 
 def test_a_worker_ends_with_its_last_request_and_not_after_a_fixed_time():
