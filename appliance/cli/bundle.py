@@ -1,8 +1,8 @@
 """
 `appliance bundle`: everything an installation needs, for sites without internet.
 
-`build`, `diff`, `split` and `emit` run on a connected machine; `verify`, `plan`, `join` and `load` at the
-site, and use no network except the registry of `load`.
+`build`, `diff`, `split` and `emit` run on a connected machine; `verify`, `plan`, `join`, `load` and `copy`
+at the site, and use no network except the registry of `load`.
 """
 
 import os
@@ -39,7 +39,7 @@ CARRIED_UMASK = 0o022
 
 @commands.callback()
 def let_others_read(context: typer.Context) -> None:
-    if context.invoked_subcommand != "load":
+    if context.invoked_subcommand not in {"load", "copy"}:
         # A medium is read on another machine, under another account; a bundle has no secrets.
         os.umask(CARRIED_UMASK)
 

@@ -1,4 +1,4 @@
-"""`appliance bundle verify | plan | load`: the commands for the site."""
+"""`appliance bundle verify | plan | load | copy`: the commands for the site."""
 
 import platform
 import shlex
@@ -21,7 +21,7 @@ from appliance.infra.settings import Settings
 from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle, verify_bundle
 from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.installed import check_order, make_plan, read_installed
-from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
+from appliance.sovereignty.bundle.load import Home, Targets, copy_model, load_bundle
 from appliance.sovereignty.bundle.manifest import BundleManifest
 from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.placing import room
@@ -115,7 +115,19 @@ def load(
     typer.echo(f"{title} is loaded" if changed else f"{title} is already loaded; nothing changed")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"verify": verify, "plan": plan, "load": load}
+def copy(
+    directory: Annotated[Path, typer.Argument(help="Directory of weights.")],
+    name: Annotated[str, typer.Option(help="Name below the directory of models.")],
+    models: Annotated[Path, typer.Option(help="Directory of models.")],
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Place weights that are in no bundle as `load` does, without a signature; run it again to resume."""
+    changed = copy_model(directory, name, models, _home(settings_from(config, data)), _say)
+    typer.echo(f"{name} is copied" if changed else f"{name} is already copied; nothing changed")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"verify": verify, "plan": plan, "load": load, "copy": copy}
 """By name below `appliance bundle`."""
 
 

@@ -7,25 +7,34 @@ in service, and the next run resumes.  Fails closed: what cannot be recorded is 
 older bundle could be loaded over it.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.errors import BundleStorageError
+from appliance.errors import BundleStorageError, ConfigurationError
 from appliance.infra.files import open_locked, sync_directory, sync_file
+from appliance.sovereignty.bundle.artefacts import OTHER, files_below
 from appliance.sovereignty.bundle.bundle_verifier import Bundle, Progress, verify_bundle
-from appliance.sovereignty.bundle.copying import storage_error, write_durably
+from appliance.sovereignty.bundle.copying import file_chunks, storage_error, write_durably
 from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.installed import check_order, read_installed
-from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
+from appliance.sovereignty.bundle.manifest import (
+    BLOBS,
+    BundleFile,
+    BundleManifest,
+    ItemKind,
+    is_inner_path,
+)
 from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.placing import (
     Placement,
     activate,
     check_room,
     clear_leftovers,
+    place_copy,
     place_files,
     place_models,
     stage,
@@ -176,6 +185,40 @@ def load_bundle(
                 progress(f"{placement.current} now points to {placement.version}")
         journal.finish()
     return changed
+
+
+def copy_model(directory: Path, name: str, models: Path, home: Home, progress: Progress) -> bool:
+    """
+    Copy a directory of weights, without hidden files, next to the models of bundles.
+
+    No signature is checked.  Returns whether anything changed.  Raises ConfigurationError if the directory
+    cannot be read, and BundleStorageError if the disk failed (a second run resumes).
+    """
+    if not is_inner_path(name) or name.startswith("."):
+        raise ConfigurationError(f"{name!r} is not a name for a directory of models")
+    sources: dict[str, Path] = {}
+    files: dict[str, BundleFile] = {}
+    for inner, path in files_below(directory):
+        file = _described(path)
+        files[inner], sources[file.sha256] = file, path
+    if not files:
+        raise ConfigurationError(f"{directory} has no files")
+    placement = place_copy(files, models, name)
+    with _alone(home):
+        clear_leftovers([placement])
+        check_room([placement])
+        written = stage(placement, lambda file: file_chunks(sources[file.sha256]))
+        progress(f"{placement.final} is complete ({written} of {len(files)} files written)")
+        return activate(placement) or written > 0
+
+
+def _described(path: Path) -> BundleFile:
+    digest, size = hashlib.sha256(), 0
+    for chunk in file_chunks(path):
+        digest.update(chunk)
+        size += len(chunk)
+    sha256 = digest.hexdigest()
+    return BundleFile(path=f"{BLOBS}/{sha256}", size=size, sha256=sha256, media_type=OTHER)
 
 
 def _bring_in(

@@ -8,6 +8,8 @@ A version is staged under a temporary name and renamed when it is complete; the 
 failure before that leaves the link, and its target, unchanged.
 """
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -81,6 +83,13 @@ def place_models(trees: Sequence[ItemTree], models: Path) -> list[Placement]:
         for tree in trees
         if tree.item.kind is ItemKind.MODEL
     ]
+
+
+def place_copy(files: dict[str, BundleFile], models: Path, name: str) -> Placement:
+    """The directory of a copied model; its version names the files and their content."""
+    content = json.dumps(sorted((path, file.sha256) for path, file in files.items()))
+    version = _directory("copy", hashlib.sha256(content.encode()).hexdigest())
+    return Placement(home=models / name, version=version, files=files)
 
 
 def place_files(manifest: BundleManifest, trees: Sequence[ItemTree], directory: Path) -> list[Placement]:

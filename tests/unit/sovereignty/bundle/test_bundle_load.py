@@ -22,13 +22,14 @@ from appliance.errors import (
     BundleRefusedError,
     BundleRollbackError,
     BundleStorageError,
+    ConfigurationError,
 )
 from appliance.sovereignty.bundle.build import build_bundle, make_difference
 from appliance.sovereignty.bundle.bundle_verifier import verify_bundle
 from appliance.sovereignty.bundle.copying import PARTIAL
 from appliance.sovereignty.bundle.engine import Engine, saved_form
 from appliance.sovereignty.bundle.installed import InstalledBundles, ItemChange, make_plan, read_installed
-from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
+from appliance.sovereignty.bundle.load import Home, Targets, copy_model, load_bundle
 from appliance.sovereignty.bundle.manifest import BundleManifest, ItemKind
 from appliance.sovereignty.bundle.oci import Platform
 from appliance.sovereignty.bundle.oci_push import Registry
@@ -569,3 +570,48 @@ def test_installed_state_is_one_canonical_file(site, bundle):
     content = site.home.installed.read_bytes()
     assert InstalledBundles.decode(content, "x").encode() == content
     assert json.loads(content)["bundles"][0]["version"] == "1.0.0"
+
+
+def test_weights_without_a_bundle_are_placed_like_those_of_one(site, tmp_path):
+    """A second run changes nothing; other weights get another directory, and the link moves last."""
+    source = tmp_path / "weights"
+    (source / "tokenizer").mkdir(parents=True)
+    (source / "tokenizer" / "vocab.json").write_text("{}")
+    (source / WEIGHTS).write_bytes(b"one")
+    (source / ".cache").write_bytes(b"left by a download")
+
+    def copy(name: str = "llama") -> bool:
+        return copy_model(source, name, site.targets.models, site.home, site.said.append)
+
+    assert copy()
+    current = site.targets.models / "llama" / "current"
+    first = current.resolve()
+    assert all_files(current) == {"tokenizer/vocab.json": b"{}", WEIGHTS: b"one"}
+    assert not copy()
+    (source / WEIGHTS).write_bytes(b"two")
+    assert copy()
+    assert ((current / WEIGHTS).read_bytes(), (first / WEIGHTS).read_bytes()) == (b"two", b"one")
+    with pytest.raises(ConfigurationError, match="not a name"):
+        copy("../elsewhere")
+
+
+def test_a_copy_that_was_interrupted_resumes(site, tmp_path):
+    """As a crash leaves it: a complete file under the temporary name, half of another, no link."""
+    source = tmp_path / "weights"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / WEIGHTS).write_bytes(b"weights" * 100)
+    models = site.targets.models
+    copy_model(source, "llama", models, site.home, site.said.append)
+    current = models / "llama" / "current"
+    final = current.resolve()
+    current.unlink()
+    (final / WEIGHTS).unlink()
+    (final / f"{WEIGHTS}{PARTIAL}").write_bytes(b"wei")
+    kept = (final / "config.json").stat().st_ino
+    final.rename(final.with_name(f".{final.name}{PARTIAL}"))
+    assert copy_model(source, "llama", models, site.home, site.said.append)
+    assert "1 of 2 files written" in site.said[-1]
+    assert (current / "config.json").stat().st_ino == kept
+    assert (current / WEIGHTS).read_bytes() == b"weights" * 100
+    assert not list(final.parent.rglob(f"*{PARTIAL}"))
