@@ -166,25 +166,52 @@ models.{{ .name }}: tensorParallel and pipelineParallel need {{ $cards }} GPUs, 
 {{- end -}}
 {{- $name := .name -}}
 {{- range $at, $weights := dict "target" .target "draft" .draft -}}
+{{- include "appliance.weightsProblems" (dict "root" $ "in" (printf "models.%s: " $name) "at" $at "weights" $weights) -}}
+{{- end -}}
+{{- end -}}
+{{- $load := $values.weightsLoad -}}
+{{- if $load.enabled -}}
+{{- include "appliance.weightsProblems" (dict "root" . "in" "" "at" "weightsLoad.from" "weights" $load.from) -}}
+{{- if not $load.claimName }}
+weightsLoad.claimName is empty: name the claim to fill
+{{- end -}}
+{{- if and (eq $load.content "bundle") (not $load.trustedKeys.existingConfigMap) }}
+weightsLoad.trustedKeys.existingConfigMap is empty: no bundle is accepted without a trusted key; name the ConfigMap with the keys
+{{- end -}}
+{{- if and (eq $load.content "bundle") $load.name }}
+weightsLoad.name is {{ $load.name }} and content is bundle: a bundle has the names of its models; remove it, or set content: directory
+{{- end -}}
+{{- if and (eq $load.content "directory") (not $load.name) }}
+weightsLoad.name is empty: give the weights a name; a model's path is then that name and /current
+{{- end -}}
+{{- $claims := list -}}
+{{- range $models -}}{{- range list .target .draft -}}{{- if eq .source "pvc" -}}{{- $claims = append $claims .claimName -}}{{- end -}}{{- end -}}{{- end -}}
+{{- if and $models $load.claimName (not (has $load.claimName $claims)) }}
+weightsLoad.claimName is {{ $load.claimName }} and no model reads that claim; name it in target.claimName or draft.claimName, with source: pvc
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Contradictions of a source of weights: (dict "root" $ "in" "models.NAME: " "at" "target" "weights" ..) */}}
+{{- define "appliance.weightsProblems" -}}
+{{- $weights := .weights -}}
 {{- if and (eq $weights.source "workerImage") (not $weights.path) }}
-models.{{ $name }}: {{ $at }}.source is workerImage and {{ $at }}.path is empty; name the directory in the workers' image
+{{ .in }}{{ .at }}.source is workerImage and {{ .at }}.path is empty; name the directory in the workers' image
 {{- end -}}
 {{- if and (eq $weights.source "pvc") (not $weights.claimName) }}
-models.{{ $name }}: {{ $at }}.source is pvc and {{ $at }}.claimName is empty; name the claim with the weights
+{{ .in }}{{ .at }}.source is pvc and {{ .at }}.claimName is empty; name the claim with the weights
 {{- end -}}
 {{- if and (eq $weights.source "hostPath") (not $weights.hostPath) }}
-models.{{ $name }}: {{ $at }}.source is hostPath and {{ $at }}.hostPath is empty; name the directory on the node
+{{ .in }}{{ .at }}.source is hostPath and {{ .at }}.hostPath is empty; name the directory on the node
 {{- end -}}
 {{- if has $weights.source (list "image" "initCopy") -}}
 {{- if not $weights.image.repository }}
-models.{{ $name }}: {{ $at }}.source is {{ $weights.source }} and {{ $at }}.image.repository is empty; name the image with the weights
-{{- else if and (not $weights.image.digest) }}
-models.{{ $name }}: {{ $at }}.image.digest is empty: weights need a digest
+{{ .in }}{{ .at }}.source is {{ $weights.source }} and {{ .at }}.image.repository is empty; name the image with the weights
+{{- else if not $weights.image.digest }}
+{{ .in }}{{ .at }}.image.digest is empty: weights need a digest
 {{- end -}}
 {{- end -}}
-{{- if and (eq $weights.source "image") (semverCompare "<1.33.0-0" $.Capabilities.KubeVersion.Version) }}
-models.{{ $name }}: {{ $at }}.source is image, which needs Kubernetes 1.33 (this is {{ $.Capabilities.KubeVersion.Version }}); use initCopy or pvc
-{{- end -}}
-{{- end -}}
+{{- if and (eq $weights.source "image") (semverCompare "<1.33.0-0" .root.Capabilities.KubeVersion.Version) }}
+{{ .in }}{{ .at }}.source is image, which needs Kubernetes 1.33 (this is {{ .root.Capabilities.KubeVersion.Version }}); use another source
 {{- end -}}
 {{- end -}}

@@ -53,3 +53,56 @@
     - name: {{ .at }}
       mountPath: /models/{{ .at }}
 {{- end -}}
+
+{{/* The pod that fills a claim. */}}
+{{- define "appliance.weightsLoadPod" -}}
+{{- $load := .Values.weightsLoad -}}
+{{- $from := dict "root" . "weights" $load.from "at" "from" -}}
+{{- $bundle := eq $load.content "bundle" -}}
+{{- $verb := ternary "load" "copy" $bundle -}}
+{{- $arguments := list "bundle" $verb (include "appliance.weightsPath" $from) "--models" "/models/claim" "--data" "/models/claim/.appliance" -}}
+{{- $arguments = concat $arguments (ternary (list "--trusted" "/etc/appliance/bundle-keys/bundle-keys.txt") (list "--name" $load.name) $bundle) -}}
+metadata:
+  labels:
+    {{- include "appliance.labels" (dict "root" . "component" "weights-load") | nindent 4 }}
+spec:
+  {{- include "appliance.podCommon" . | nindent 2 }}
+  serviceAccountName: {{ include "appliance.fullname" . }}-tools
+  restartPolicy: Never
+  securityContext:
+    {{- include "appliance.podSecurity" (dict "root" .) | nindent 4 }}
+  {{- include "appliance.scheduling" $load | nindent 2 }}
+  containers:
+    - name: load
+      image: {{ include "appliance.image" (dict "root" . "image" .Values.images.gateway) }}
+      imagePullPolicy: {{ .Values.images.pullPolicy }}
+      command: [appliance]
+      args: {{ toJson $arguments }}
+      env:
+        - {name: HOME, value: /tmp}
+      securityContext:
+        {{- include "appliance.containerSecurity" nil | nindent 8 }}
+      resources:
+        {{- toYaml .Values.tests.resources | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: claim, mountPath: /models/claim}
+        {{- include "appliance.weightsMount" $from | nindent 8 }}
+        {{- if $bundle }}
+        - {name: bundle-keys, mountPath: /etc/appliance/bundle-keys, readOnly: true}
+        {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {sizeLimit: 64Mi}
+    - name: claim
+      persistentVolumeClaim:
+        claimName: {{ $load.claimName }}
+    {{- include "appliance.weightsVolume" $from | nindent 4 }}
+    {{- if $bundle }}
+    - name: bundle-keys
+      configMap:
+        name: {{ $load.trustedKeys.existingConfigMap }}
+        items:
+          - {key: {{ $load.trustedKeys.key }}, path: bundle-keys.txt}
+    {{- end }}
+{{- end -}}

@@ -57,8 +57,15 @@ REFRESH: Values = {
     },
 }
 """What a refresh of a draft needs, besides PostgreSQL and a model with a draft."""
-
-
+WEIGHTS_LOAD: Values = {
+    "weightsLoad": {
+        "enabled": True,
+        "claimName": "weights",
+        "from": {"hostPath": "/mnt/usb", "path": "bundle"},
+        "trustedKeys": {"existingConfigMap": "bundle-keys"},
+    },
+}
+"""A Job that fills the claim of `SITE` from a bundle on a node."""
 PICKER: Values = {
     "picker": {
         "enabled": True,

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.deploy.chart.helm import CHART, RefusedError, render
-from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, SEVERAL, site
+from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, SEVERAL, WEIGHTS_LOAD, site
 
 pytestmark = pytest.mark.usefixtures("helm")
 ARTEFACT = {"repository": "weights", "digest": DIGEST}
@@ -39,6 +39,8 @@ WRONG = {
     "model list": {"models": "a"},
     "model map": {"models": {"a": {"name": "b", "targets": {}}}},
     "profile": {"profile": "test"},
+    "weights for a load": {"weightsLoad": {"from": {"source": "workerImage"}}},
+    "name of weights": {"weightsLoad": {"name": "../elsewhere"}},
 }
 WRONG_MODELS = {
     "unknown field": {"targets": {}},
@@ -249,6 +251,20 @@ CONTRADICTIONS = [
     (
         site(model=DRAFTED | {"draft": {"source": "pvc"}}),
         r"draft\.source is pvc and draft\.claimName is empty",
+    ),
+    *(
+        (site(WEIGHTS_LOAD, {"weightsLoad": change}), message)
+        for change, message in (
+            ({"claimName": ""}, r"weightsLoad\.claimName is empty: name the claim to fill"),
+            ({"claimName": "other"}, r"weightsLoad\.claimName is other and no model reads that claim"),
+            ({"trustedKeys": {"existingConfigMap": ""}}, r"no bundle is accepted without a trusted key"),
+            ({"name": "llama"}, r"weightsLoad\.name is llama and content is bundle"),
+            ({"content": "directory"}, r"weightsLoad\.name is empty: give the weights a name"),
+            (
+                {"from": {"hostPath": ""}},
+                r"weightsLoad\.from\.source is hostPath and weightsLoad\.from\.hostPath is empty",
+            ),
+        )
     ),
 ]
 

@@ -12,7 +12,16 @@ import yaml
 from appliance.infra.settings import CONFIG_VARIABLE
 from tests.deploy.chart.helm import CHART, ROOT, render
 from tests.deploy.chart.references import dangling, pods
-from tests.deploy.chart.site import DIGEST, DRAFTED, IN_CHART, PICKER, REFRESH, SEVERAL, site
+from tests.deploy.chart.site import (
+    DIGEST,
+    DRAFTED,
+    IN_CHART,
+    PICKER,
+    REFRESH,
+    SEVERAL,
+    WEIGHTS_LOAD,
+    site,
+)
 
 pytestmark = pytest.mark.usefixtures("helm")
 MONITORING = "monitoring.coreos.com/v1"
@@ -581,7 +590,7 @@ def test_every_template_makes_something_in_these_tests():
     made = {
         source
         for values in (
-            site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, PICKER, model=DRAFTED),
+            site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, PICKER, WEIGHTS_LOAD, model=DRAFTED),
             site(model=group),
             EVALUATION,
         )
