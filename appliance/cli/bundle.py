@@ -168,7 +168,8 @@ def _unsigned(path: Path) -> Bundle:
 
 
 def _render(helm: str, chart: Path, values: Sequence[Path], more: str) -> str:
-    options = ["--kube-version", KUBERNETES, *(word for path in values for word in ("--values", str(path)))]
+    known = ("--kube-version", KUBERNETES, "--api-versions", "cert-manager.io/v1")
+    options = [*known, *(word for path in values for word in ("--values", str(path)))]
     done = subprocess.run(  # noqa: S603 - helm, as found on the path
         [helm, "template", "bundle", str(chart), *options, "--values", "-"],
         input=more,

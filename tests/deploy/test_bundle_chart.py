@@ -59,8 +59,8 @@ def builder(tmp_path):
 
 
 def test_a_bundle_with_every_image_serves_the_chart_rendered_and_the_compose_file(chart, builder, tmp_path):
-    """With several gateways and PostgreSQL in the chart; digests come from the bundle."""
-    everything = site(SEVERAL, IN_CHART)
+    """With several gateways, PostgreSQL and a certificate of cert-manager; digests come from the bundle."""
+    everything = site(SEVERAL, IN_CHART, {"gateway": {"tls": {"issuerRef": {"name": "enclave"}}}})
     del everything["images"]
     (tmp_path / "everything.yaml").write_text(yaml.safe_dump(everything))
     entry = {"file": str(chart), "values": [str(tmp_path / "everything.yaml")], **SAID}
@@ -68,7 +68,8 @@ def test_a_bundle_with_every_image_serves_the_chart_rendered_and_the_compose_fil
     assert result.exception is None, result.exception
     manifest = workshop.verify(bundle).manifest
     values = yaml.safe_load(emit(manifest, Form.HELM))
-    named = {image.reference for image in images_in(str(render(everything | values).objects), "chart")}
+    shown = render(everything | values, api_versions=["cert-manager.io/v1"])
+    named = {image.reference for image in images_in(str(shown.objects), "chart")}
     assert {reference.rpartition("@")[2] for reference in named} <= {item.digest for item in manifest.items}
     assert any("/gateway" in reference for reference in named)
     assert any("postgres" in reference for reference in named)

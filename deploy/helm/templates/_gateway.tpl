@@ -25,7 +25,7 @@
 {{- with $values.drafts.trustedKeys.existingConfigMap -}}
 {{- $files = append $files (dict "name" "drafts-trusted" "kind" "configMap" "source" . "key" $values.drafts.trustedKeys.key "path" "drafts.pub") -}}
 {{- end -}}
-{{- with $values.gateway.tls.existingSecret -}}
+{{- with include "appliance.tlsSecret" . -}}
 {{- $files = append $files (dict "name" "tls" "kind" "secret" "source" .) -}}
 {{- end -}}
 {{- with $values.keys.forward.existingSecret -}}
@@ -95,7 +95,7 @@
 
 {{- define "appliance.gatewayPod" -}}
 {{- $gateway := .Values.gateway -}}
-{{- $scheme := ternary "HTTPS" "HTTP" (ne $gateway.tls.existingSecret "") -}}
+{{- $scheme := ternary "HTTPS" "HTTP" (ne (include "appliance.tlsSecret" .) "") -}}
 metadata:
   labels:
     {{- include "appliance.labels" (dict "root" . "component" "gateway") | nindent 4 }}

@@ -18,6 +18,12 @@
 {{- define "appliance.workersName" -}}{{ include "appliance.fullname" . }}-workers{{- end -}}
 {{- define "appliance.postgresName" -}}{{ include "appliance.fullname" . }}-postgres{{- end -}}
 
+{{/* Secret with the gateways' certificate; empty without TLS. */}}
+{{- define "appliance.tlsSecret" -}}
+{{- $tls := .Values.gateway.tls -}}
+{{- default (ternary (printf "%s-tls" (include "appliance.gatewayName" .)) "" (ne $tls.issuerRef.name "")) $tls.existingSecret -}}
+{{- end -}}
+
 {{/* A model's name as part of an object's name; the end distinguishes names that are equal after truncation. */}}
 {{- define "appliance.slug" -}}
 {{- $plain := regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-" -}}

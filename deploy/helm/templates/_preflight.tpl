@@ -3,6 +3,7 @@
 {{- define "appliance.problems" -}}
 {{- $values := .Values -}}
 {{- $gateway := $values.gateway -}}
+{{- $certificate := include "appliance.tlsSecret" . -}}
 {{- $database := $values.database -}}
 {{- $most := ternary $gateway.autoscaling.maxReplicas $gateway.replicas $gateway.autoscaling.enabled | int -}}
 {{- $models := (include "appliance.models" . | fromJson).models -}}
@@ -68,7 +69,7 @@ keys.controlToken.existingSecret is empty: gateways and workers need the same to
 {{- if and $models $values.networkPolicy.metrics.workers (not $values.keys.scrapeToken.existingSecret) }}
 networkPolicy.metrics.workers is true and keys.scrapeToken.existingSecret is empty: workers answer no one without a token; create a Secret with any random string
 {{- end -}}
-{{- if and (ne $gateway.service.type "ClusterIP") (not $gateway.tls.existingSecret) }}
+{{- if and (ne $gateway.service.type "ClusterIP") (not $certificate) }}
 gateway.service.type is {{ $gateway.service.type }} without TLS: keys and prompts would cross the network in plain text; name a certificate in gateway.tls.existingSecret
 {{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.tlsSecret) }}
@@ -77,10 +78,19 @@ gateway.ingress without tlsSecret: keys and prompts would cross the network in p
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.host) }}
 gateway.ingress.host is empty: without it every host name would reach the gateway
 {{- end -}}
-{{- if and $gateway.route.enabled (ne $gateway.route.termination "edge") (not $gateway.tls.existingSecret) }}
+{{- if and $gateway.route.enabled (ne $gateway.route.termination "edge") (not $certificate) }}
 gateway.route.termination is {{ $gateway.route.termination }} without a certificate: name one in gateway.tls.existingSecret, or use edge
 {{- end -}}
-{{- if and $gateway.tls.clientCaConfigMap (not $gateway.tls.existingSecret) }}
+{{- if and $gateway.tls.issuerRef.name $gateway.tls.existingSecret }}
+gateway.tls has existingSecret and issuerRef, and the gateway one certificate: remove one of them
+{{- end -}}
+{{- if and $gateway.tls.dnsNames (not $gateway.tls.issuerRef.name) }}
+gateway.tls.dnsNames without gateway.tls.issuerRef.name: nothing asks for a certificate with these names; name the issuer
+{{- end -}}
+{{- if and $gateway.tls.issuerRef.name (not (.Capabilities.APIVersions.Has "cert-manager.io/v1")) }}
+gateway.tls.issuerRef needs cert-manager, and the cluster has no cert-manager.io/v1: install it, or name a Secret in gateway.tls.existingSecret (for `helm template`: --api-versions cert-manager.io/v1)
+{{- end -}}
+{{- if and $gateway.tls.clientCaConfigMap (not $certificate) }}
 gateway.tls.clientCaConfigMap without gateway.tls.existingSecret: client certificates need TLS
 {{- end -}}
 {{- if and $values.networkPolicy.enabled (not $values.networkPolicy.gateway.clients) (or (ne $gateway.service.type "ClusterIP") $gateway.ingress.enabled $gateway.route.enabled $gateway.httpRoute.enabled) }}

@@ -58,7 +58,7 @@
 {{- if $values.keys.forward.existingSecret -}}
 {{- $_ := set $audit "forward" (dict "certificate_file" "/etc/appliance/forward/tls.crt" "key_file" "/etc/appliance/forward/tls.key") -}}
 {{- end -}}
-{{- if $values.gateway.tls.existingSecret -}}
+{{- if include "appliance.tlsSecret" . -}}
 {{- $tls := dict "certificate_file" "/etc/appliance/tls/tls.crt" "key_file" "/etc/appliance/tls/tls.key" -}}
 {{- if $values.gateway.tls.clientCaConfigMap -}}
 {{- $_ := set $tls "client_ca_file" "/etc/appliance/client-ca/ca.crt" -}}

@@ -66,6 +66,7 @@ EXTENSIONS = (
     Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets"),
     Resource("inference.networking.k8s.io/v1", "InferencePool", "inferencepools"),
     Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes"),
+    Resource("cert-manager.io/v1", "Certificate", "certificates"),
     Resource("route.openshift.io/v1", "Route", "routes"),
 )
 

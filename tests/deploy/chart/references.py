@@ -51,6 +51,7 @@ def _in_pods(objects: list[Object], existing: frozenset[str]) -> Iterator[str]:
         for thing in objects
         if thing["kind"] == "StatefulSet"
     }
+    made |= {("Secret", thing["spec"]["secretName"]) for thing in objects if thing["kind"] == "Certificate"}
     made |= {
         ("PersistentVolumeClaim", f"{claim}-{owner.partition('/')[2]}-0")
         for owner, names in claims.items()

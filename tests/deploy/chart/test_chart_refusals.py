@@ -159,6 +159,18 @@ CONTRADICTIONS = [
         r"gateway\.route\.termination is passthrough without a certificate",
     ),
     (site({"gateway": {"tls": {"clientCaConfigMap": "ca"}}}), r"client certificates need TLS"),
+    (
+        site({"gateway": {"tls": {"existingSecret": "tls", "issuerRef": {"name": "enclave"}}}}),
+        r"gateway\.tls has existingSecret and issuerRef, .* remove one of them",
+    ),
+    (
+        site({"gateway": {"tls": {"dnsNames": ["llm.bank"]}}}),
+        r"dnsNames without gateway\.tls\.issuerRef\.name",
+    ),
+    (
+        site({"gateway": {"tls": {"issuerRef": {"name": "enclave"}}}}),
+        r"gateway\.tls\.issuerRef needs cert-manager, and the cluster has no cert-manager\.io/v1",
+    ),
     *(
         (
             site({"gateway": {"tls": {"existingSecret": "tls"}, **way_in}}),

@@ -23,6 +23,7 @@ KNOWN = (
     "leaderworkerset.x-k8s.io/v1",
     "inference.networking.k8s.io/v1",
     "gateway.networking.k8s.io/v1",
+    "cert-manager.io/v1",
     "route.openshift.io/v1",
 )
 EXCEPTIONS = yaml.safe_load(

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from appliance.infra.settings import CONFIG_VARIABLE
+from tests.deploy.chart import schemas
 from tests.deploy.chart.helm import CHART, ROOT, render
 from tests.deploy.chart.references import dangling, pods
 from tests.deploy.chart.site import (
@@ -20,11 +21,13 @@ from tests.deploy.chart.site import (
     REFRESH,
     SEVERAL,
     WEIGHTS_LOAD,
+    named,
     site,
 )
 
 pytestmark = pytest.mark.usefixtures("helm")
 MONITORING = "monitoring.coreos.com/v1"
+CERT_MANAGER = "cert-manager.io/v1"
 OUTSIDE = {"networkPolicy": {"gateway": {"clients": [{"ipBlock": {"cidr": "10.20.0.0/16"}}]}}}
 EVALUATION = {"profile": "evaluation"}
 OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-ours"}}
@@ -206,6 +209,28 @@ def test_probes_speak_tls_where_the_gateway_does():
         container(gateway)[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
     ]
     assert {probe["scheme"] for probe in probes} == {"HTTPS"}
+
+
+def test_cert_manager_makes_the_certificate_that_the_gateway_serves():
+    """For the Services' names unless the values list others; mounted and probed like any other."""
+    issuer = {"name": "enclave", "kind": "ClusterIssuer"}
+    rendered = render(site({"gateway": {"tls": {"issuerRef": issuer}}}), api_versions=[CERT_MANAGER])
+    assert dangling(rendered.objects, existing=named(site())) == []
+    certificate = rendered.one("Certificate")
+    assert not schemas.faults(certificate, schemas.VERSIONS[-1])
+    spec = certificate["spec"]
+    assert spec["issuerRef"] == {**issuer, "group": "cert-manager.io"}
+    gateway = rendered.one("StatefulSet")
+    assert volumes(template(gateway))["tls"]["secret"]["secretName"] == spec["secretName"]
+    assert settings(rendered, "gateway")["tls"]["certificate_file"] == "/etc/appliance/tls/tls.crt"
+    assert container(gateway)["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    services = {f"{name}.clinic.svc" for name in ("appliance-gateway", "appliance-gateway-admin")}
+    assert services <= set(spec["dnsNames"])
+    assert {name.split(".")[0] for name in services} <= rendered.kind("Service").keys()
+    chosen = {"issuerRef": issuer, "dnsNames": ["llm.bank"]}
+    rendered = render(site({"gateway": {"tls": chosen}}), api_versions=[CERT_MANAGER])
+    assert rendered.one("Certificate")["spec"]["dnsNames"] == ["llm.bank"]
+    assert not render(site(), api_versions=[CERT_MANAGER]).kind("Certificate")
 
 
 def test_startup_may_take_as_long_as_a_site_says():
@@ -593,8 +618,9 @@ def test_every_template_makes_something_in_these_tests():
             site(IN_CHART, entries, OUTSIDE, all_on, REFRESH, PICKER, WEIGHTS_LOAD, model=DRAFTED),
             site(model=group),
             EVALUATION,
+            site({"gateway": {"tls": {"issuerRef": {"name": "enclave"}}}}),
         )
-        for source in render(values, api_versions=[MONITORING]).source.values()
+        for source in render(values, api_versions=[MONITORING, CERT_MANAGER]).source.values()
     }
     templates = {
         str(path.relative_to(CHART / "templates")) for path in Path(CHART / "templates").rglob("*.yaml")
