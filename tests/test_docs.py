@@ -7,13 +7,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from appliance.audit.entry_types import EntryType
-from appliance.cli import cli
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, Settings
 from docs.generate import PAGES, PAGES_AT
 from docs.promises import load_promises, not_passed, plain
+from tests.command_line import assert_command_exists
 
 ROOT = Path(__file__).parents[1]
 PROSE = [
@@ -87,21 +86,6 @@ def test_commands_in_code_blocks_exist(page):
                 assert words[1] in targets, line
             elif words and words[0].rpartition("/")[2] == "appliance":
                 assert_command_exists(words[1:], line)
-
-
-def assert_command_exists(words: list[str], line: str) -> None:
-    command = get_command(cli)
-    for word in words:
-        if word.startswith("-"):
-            known = {
-                option
-                for parameter in command.params
-                for option in (*parameter.opts, *parameter.secondary_opts)
-            }
-            assert word in known, line
-        elif hasattr(command, "commands"):
-            assert word in command.commands, line
-            command = command.commands[word]
 
 
 AUDITORS = [ROOT / "docs" / "explanation" / name for name in ("compliance.md", "audit-trust-model.md")]

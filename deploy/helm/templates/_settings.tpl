@@ -14,11 +14,11 @@
 {{/* Listen on all addresses; NetworkPolicies restrict the clients. */}}
 {{- define "appliance.anyAddress" -}}{{ ternary "::" "0.0.0.0" .Values.global.ipv6 }}{{- end -}}
 
-{{/* The longest start of a worker, in seconds. */}}
+{{/* The longest start of a worker, in minutes; 0 without models. */}}
 {{- define "appliance.longestStart" -}}
-{{- $longest := 1800 -}}
+{{- $longest := 0 -}}
 {{- range (include "appliance.models" . | fromJson).models -}}
-{{- $longest = max $longest (mul (int .maxStartupMinutes) 60) -}}
+{{- $longest = max $longest (int .maxStartupMinutes) -}}
 {{- end -}}
 {{- $longest -}}
 {{- end -}}
@@ -48,7 +48,7 @@
 {{- $_ := set $audit "payload_master_key_file" "/etc/appliance/payload-master-key/master.key" -}}
 {{- end -}}
 {{- $ours := dict "api" $api "data" $data "pool" $pool "audit" $audit -}}
-{{- $_ := set $ours "recycle" (dict "start_seconds" (add (include "appliance.longestStart" . | int) 60)) -}}
+{{- $_ := set $ours "recycle" (dict "start_seconds" (add (mul (include "appliance.longestStart" . | int | max 30) 60) 60)) -}}
 {{- if $values.gateway.sharedFiles.existingClaim -}}
 {{- $_ := set $audit "payload_keys_directory" "/var/lib/appliance-shared/payload-keys" -}}
 {{- $_ := set $ours "batch" (dict "directory" "/var/lib/appliance-shared/files") -}}
