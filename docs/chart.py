@@ -1,5 +1,5 @@
 """
-The Helm chart's values as a JSON Schema and as a reference page, from the chart's own files.
+The Helm chart's values as a JSON Schema, a reference page and the chart's README, from the chart's own files.
 
     values.yaml ─────────► types, defaults, meanings (the comment above each value)
     values.schema.yaml ──► constraints by path
@@ -114,12 +114,48 @@ def values_page() -> str:
         "Unknown values are refused, and so are contradictions. Examples are in `deploy/helm/examples`;",
         "[how to install](../how-to/install-with-helm.md).",
     ]
+    return "\n".join([*lines, *_tables()]) + "\n"
+
+
+def chart_readme() -> str:
+    """`README.md` of the chart, which package indexes show; its links work without the repository."""
+    chart = _load("Chart.yaml")
+    images = [each["image"] for each in yaml.safe_load(chart["annotations"]["artifacthub.io/images"])]
+    examples = sorted(path.name for path in (CHART / "examples").glob("*.yaml"))
+    lines = [
+        f"# {chart['name']}",
+        "",
+        f"<!-- {NOTE} -->",
+        "",
+        chart["description"],
+        "",
+        f"It needs Kubernetes `{chart['kubeVersion']}`, a network plugin that enforces NetworkPolicies,",
+        f"and, in a registry that the nodes reach, the images that it uses of {_code(images)}.",
+        "",
+        "To try it on a test cluster, with the demo model on a CPU; Helm then prints how to ask it:",
+        "",
+        "```sh",
+        f"helm install appliance {chart['name']}-{chart['version']}.tgz --set profile=evaluation",
+        "```",
+        "",
+        "Otherwise images need digests, you make the Secrets, and the chart refuses contradictions in the",
+        f"values with what to do. Examples in `examples/`: {_code(examples)}.",
+    ]
+    return "\n".join([*lines, *_tables()]) + "\n"
+
+
+def _code(words: list[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _tables() -> list[str]:
+    """All values, one table for each section."""
     values, meanings = _load("values.yaml"), comments()
-    lines += ["", "## General", "", *_table(values, meanings, "")]
+    lines = ["", "## General", "", *_table(values, meanings, "")]
     for name, value in values.items():
         if isinstance(value, dict) and value:
             lines += ["", f"## `{name}`", "", meanings[name], "", *_table(value, meanings, f"{name}.")]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def comments() -> dict[str, str]:

@@ -30,7 +30,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.picker import PickerMetrics
 from appliance.infra.settings import PREFIX, Settings
 from docs.audit_format import audit_format_page, json_schema_page
-from docs.chart import packaged_files, values_page, values_schema
+from docs.chart import chart_readme, packaged_files, values_page, values_schema
 from docs.offline_env import grafana_file, worker_file
 from docs.openapi import openapi_document
 from docs.promises import promises_page
@@ -176,6 +176,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../../deploy/offline-grafana.env": grafana_file,
     "chart-values.md": values_page,
     "../../deploy/helm/values.schema.json": values_schema,
+    "../../deploy/helm/README.md": chart_readme,
     **{
         f"../../deploy/helm/{at}": partial(source.read_text, encoding="utf-8")
         for at, source in packaged_files().items()

@@ -1,5 +1,6 @@
 """The chart as it ships: its defaults and each example, before Kubernetes' schemas and our policies."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,28 @@ def test_the_three_newest_versions_are_three():
     """And in a row."""
     minors = [int(version.split(".")[1]) for version in schemas.VERSIONS]
     assert minors == list(range(minors[0], minors[0] + 3))
+
+
+def test_what_package_indexes_show_is_true():
+    """Annotations for Artifact Hub: every image of the values, the licence, changes, links."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    shown = {
+        name.removeprefix("artifacthub.io/"): yaml.safe_load(text)
+        for name, text in chart["annotations"].items()
+    }
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    images = {
+        f"{image['repository']}:{image['tag'] or chart['appVersion']}"
+        for name, image in values["images"].items()
+        if name != "pullPolicy"
+    }
+    assert {each["image"] for each in shown["images"]} == images
+    assert shown["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")[:200]
+    kinds = {"added", "changed", "deprecated", "removed", "fixed", "security"}
+    assert {change["kind"] for change in shown["changes"]} <= kinds
+    known = (CHART / "README.md").read_text(encoding="utf-8")
+    for change in shown["changes"]:
+        named = re.findall(r"[a-zA-Z]+(?:\.[a-zA-Z]+)+", change["description"])
+        assert all(f"`{value}`" in known for value in named), change
+    assert all(link["name"] and link["url"].startswith("https://") for link in shown["links"])
