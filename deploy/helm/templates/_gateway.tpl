@@ -117,7 +117,6 @@ spec:
   securityContext:
     {{- include "appliance.podSecurity" (dict "root" .) | nindent 4 }}
   {{- include "appliance.scheduling" $gateway | nindent 2 }}
-  {{- if $gateway.topologySpread.enabled }}
   topologySpreadConstraints:
     {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
     - maxSkew: 1
@@ -127,7 +126,6 @@ spec:
         matchLabels:
           {{- include "appliance.podSelector" (dict "root" $ "component" "gateway") | nindent 10 }}
     {{- end }}
-  {{- end }}
   containers:
     - name: gateway
       image: {{ include "appliance.image" (dict "root" . "image" .Values.images.gateway) }}

@@ -175,8 +175,9 @@ def test_gateways_are_spread_over_nodes():
     """As a requirement only if the values say so."""
     (host, _) = template(render(site()).one("StatefulSet"))["topologySpreadConstraints"]
     assert (host["topologyKey"], host["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
-    off = render(site({"gateway": {"topologySpread": {"enabled": False}}})).one("StatefulSet")
-    assert "topologySpreadConstraints" not in template(off)
+    strict = {"gateway": {"topologySpread": {"whenUnsatisfiable": "DoNotSchedule"}}}
+    constraints = template(render(site(strict)).one("StatefulSet"))["topologySpreadConstraints"]
+    assert {one["whenUnsatisfiable"] for one in constraints} == {"DoNotSchedule"}
 
 
 def test_entry_from_outside_only_where_asked():
