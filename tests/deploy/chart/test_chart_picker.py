@@ -41,14 +41,17 @@ def test_picker_and_gateway_find_the_same_pods():
     assert url.endswith(":8080")
 
 
-def test_picker_is_reached_by_proxies_and_reaches_pods_and_resolver():
+def test_picker_is_reached_by_proxies_and_prometheus_and_reaches_pods_and_resolver():
+    prometheus = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    scraped = {"networkPolicy": {"metrics": {"from": prometheus}}}
     (policy,) = [
         each["spec"]
-        for name, each in render(site(WITHOUT_MODELS)).kind("NetworkPolicy").items()
+        for name, each in render(site(WITHOUT_MODELS, scraped)).kind("NetworkPolicy").items()
         if name.endswith("-picker")
     ]
     assert policy["ingress"] == [
-        {"from": PICKER["picker"]["proxies"], "ports": [{"protocol": "TCP", "port": 9002}]}
+        {"from": PICKER["picker"]["proxies"], "ports": [{"protocol": "TCP", "port": 9002}]},
+        {"from": prometheus, "ports": [{"protocol": "TCP", "port": 9090}]},
     ]
     assert policy["egress"][0]["to"] == [{"podSelector": {"matchLabels": PODS}}]
     assert {port["port"] for port in policy["egress"][1]["ports"]} == {53}

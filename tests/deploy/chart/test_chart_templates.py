@@ -101,14 +101,14 @@ def test_a_gateway_drains_before_it_ends():
 def test_every_container_with_settings_names_them_to_commands():
     """`kubectl exec … appliance` in a gateway or a worker needs no option."""
     mounted = 0
-    for owner, pod in pods(render(site(IN_CHART, REFRESH, model=DRAFTED)).objects):
+    for owner, pod in pods(render(site(IN_CHART, REFRESH, PICKER, model=DRAFTED)).objects):
         for each in pod["spec"]["containers"]:
             paths = [mount["mountPath"] for mount in each["volumeMounts"]]
             if "/etc/appliance/appliance.yaml" in paths:
                 variable = {"name": CONFIG_VARIABLE, "value": "/etc/appliance/appliance.yaml"}
                 assert variable in each["env"], owner
                 mounted += 1
-    assert mounted == 5
+    assert mounted == 6
 
 
 def test_a_worker_ends_with_its_last_request_and_not_after_a_fixed_time():
