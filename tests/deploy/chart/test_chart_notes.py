@@ -125,3 +125,8 @@ async def test_without_models_the_operator_learns_that_nothing_becomes_ready(clu
     assert "`models` is empty: there is no worker, so no gateway becomes ready" in text
     assert "Add an entry to `models`" in text
     assert "rollout status" not in text
+
+
+async def test_a_job_that_reads_a_nodes_disk_needs_a_namespace_that_allows_it(cluster):
+    text = await notes(cluster, site(WEIGHTS_LOAD))
+    assert "weightsLoad reads from the node's disk: the namespace has to allow privileged pods" in text

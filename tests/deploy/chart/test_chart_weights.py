@@ -1,16 +1,18 @@
 """The Job that fills a claim with weights: its command runs here, on directories in place of its volumes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 
 from tests.bundles import Workshop, all_files
 from tests.deploy.chart import references, schemas
-from tests.deploy.chart.helm import render
+from tests.deploy.chart.helm import ROOT, render
 from tests.deploy.chart.site import DIGEST, WEIGHTS_LOAD, named, over, site
 
 policies = pytest.importorskip(
@@ -42,20 +44,27 @@ class Volumes:
         self.claim = places["claim"]
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        words = list(self.container["args"])
-        for mounted, place in self.places.items():
-            words = [
-                f"{place}{word.removeprefix(mounted)}" if word.startswith(mounted) else word for word in words
-            ]
+        """Run the command as a pod of its own: what it leaves in an emptyDir is gone after it."""
         assert self.container["command"] == ["appliance"]
-        return subprocess.run(
-            [sys.executable, "-m", "appliance", *words], capture_output=True, text=True, check=False
-        )
+        with TemporaryDirectory() as empty:
+            places = {"/tmp": Path(empty), **self.places}
+            words = [_in_place(word, places) for word in self.container["args"]]
+            return subprocess.run(
+                [sys.executable, "-m", "appliance", *words], capture_output=True, text=True, check=False
+            )
 
     def served(self) -> Path:
         """Where the worker, which mounts the same claim, looks for the model."""
         model = yaml.safe_load(self.rendered.one("ConfigMap", "ministry-8b")["data"]["appliance.yaml"])
         return self.claim / model["worker"]["model"].removeprefix("/models/target/")
+
+
+def _in_place(word: str, places: dict[str, Path]) -> str:
+    for mounted, place in places.items():
+        if word == mounted or word.startswith(f"{mounted}/"):
+            return f"{place}{word.removeprefix(mounted)}"
+    assert not word.startswith("/"), f"{word} is in no volume, and the root file system is read-only"
+    return word
 
 
 @pytest.fixture
@@ -86,6 +95,23 @@ def test_the_job_verifies_a_bundle_and_places_the_model_where_the_worker_looks(t
     again = volumes.run()
     assert "nothing changed" in again.stdout, again.stderr
     assert all_files(volumes.served()) == files
+
+
+def test_a_later_job_does_not_load_an_older_bundle_into_the_claim(tmp_path, claim):
+    """Which versions were loaded is recorded in the claim, so no pod can forget it."""
+    workshop = Workshop.open(tmp_path / "workshop")
+    older, newer = workshop.build("1.0.0"), workshop.build("1.1.0", weights=b"second edition")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "bundle-keys.txt").write_text(f"{workshop.signer.vkey}\n")
+    runs = []
+    for bundle in (newer, older):
+        values = over(load("demo/target/current"), {"weightsLoad": {"from": {"path": bundle.name}}})
+        volumes = Volumes(values, **{"from": workshop.place}, claim=claim, bundle_keys=keys)
+        runs.append(volumes.run())
+    assert [run.returncode for run in runs] == [0, 1], runs
+    assert "is not newer" in runs[1].stderr
+    assert (volumes.served() / "model.safetensors").read_bytes() == b"second edition"
 
 
 def test_the_job_copies_a_directory_to_where_the_worker_looks(tmp_path, claim):
@@ -121,6 +147,20 @@ def test_the_job_is_as_restricted_as_every_pod(source, content):
         and "matchExpressions" not in selector
     }
     assert chosen == {"appliance-default-deny"}
+
+
+def test_the_values_on_the_page_fill_the_claim_that_the_model_reads():
+    """And the claim on the page is one that Kubernetes takes."""
+    page = (ROOT / "docs" / "how-to" / "install-with-helm.md").read_text(encoding="utf-8")
+    section = page.split("### Fill a claim with weights")[1].split("\n### ")[0]
+    values = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1])
+    rendered = render(over({**site(), "models": []}, values))
+    claim = yaml.safe_load(re.search(r"<<'EOF'\n(.*?)EOF", section, re.DOTALL)[1])
+    assert schemas.faults(claim, schemas.VERSIONS[-1]) == []
+    for kind, name in (("Job", "claim"), ("Deployment", "target")):
+        volumes = rendered.one(kind)["spec"]["template"]["spec"]["volumes"]
+        (mounted,) = (volume for volume in volumes if volume["name"] == name)
+        assert mounted["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
 def test_no_job_fills_a_claim_unless_asked():
