@@ -56,6 +56,7 @@ class WorkerAccount:
         self._others = 0
         self._late: dict[tuple[str, str], float] = {}  # request-seconds of the previous interval
         self._uncompared: Steps = {}
+        self._overlap = 0.0  # engine seconds beyond those of the interval that counted them
 
     def observe(self, sample: WorkerSample, *, alone: bool) -> Interval | None:
         """
@@ -71,7 +72,7 @@ class WorkerAccount:
         seconds = sample.at - before.at
         same = _epoch(before) == _epoch(sample) and _epoch(sample) != ""
         if not same:
-            self._late, self._uncompared = {}, {}
+            self._late, self._uncompared, self._overlap = {}, {}, 0.0
             if seconds > LONGEST_BLIND_SECONDS:
                 return None
         measured = _is_measured(sample) and (same or _is_measured(before))
@@ -126,8 +127,11 @@ class WorkerAccount:
             time.busy_millijoules = round(time.millijoules * part)
         elif self._power.busy is not None and self._power.idle is not None:
             time.busy_millijoules = round(self._power.busy * busy * MILLI)
-            idle = round(self._power.idle * max(0.0, seconds - busy) * MILLI)
-            time.millijoules = time.busy_millijoules + idle
+            # Steps are counted when they end, so an interval may have more engine time than seconds: what was
+            # idle too much before is idle too little afterwards.
+            idle = seconds - busy - self._overlap
+            self._overlap = max(0.0, -idle)
+            time.millijoules = time.busy_millijoules + round(self._power.idle * max(0.0, idle) * MILLI)
         else:
             time.unknown_power_us = time.observed_us
 

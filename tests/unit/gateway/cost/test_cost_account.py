@@ -157,6 +157,16 @@ def test_measured_energy_takes_precedence_over_settings():
     assert again.millijoules == 1 * 2000 + 9 * 1000
 
 
+def test_energy_does_not_depend_on_when_steps_are_counted():
+    """A step that began in one interval and is counted in the next makes no idle time that never was."""
+    account = WorkerAccount(Power(idle=100, busy=300))
+    counted = [(0, 0.0), (1, 0.2), (2, 2.0), (3, 2.1), (4, 4.0), (6, 4.0)]
+    first, *rest = (WorkerSample(at=at, reading=reading(busy)) for at, busy in counted)
+    account.observe(first, alone=True)
+    energy = sum(account.observe(sample, alone=True).time.millijoules for sample in rest)
+    assert energy == (4 * 300 + 2 * 100) * 1000
+
+
 def test_without_watts_energy_is_unknown_not_nothing():
     account = WorkerAccount(Power())
     account.observe(WorkerSample(at=0, reading=reading(0)), alone=True)
