@@ -69,6 +69,15 @@ class GatewayUnderTest:
         """Files and sockets the process holds."""
         return len(list((self._proc / "fd").iterdir()))
 
+    def holds(self, connection: socket.socket) -> bool:
+        """Whether a process has the other end of a connection; the kernel may have bytes left for it."""
+        ours, theirs = connection.getsockname()[1], connection.getpeername()[1]
+        for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+            local, remote, inode = (line.split()[column] for column in (1, 2, 9))
+            if (int(local[-4:], 16), int(remote[-4:], 16)) == (theirs, ours):
+                return inode != "0"
+        return False
+
     async def serves_others(self, *, told_to_wait: bool = False) -> None:
         """A well-behaved client gets its answer, if necessary after the retry it was asked for."""
         headers = {"Authorization": f"Bearer {self.process.key}"}

@@ -42,7 +42,8 @@ def test_page_lists_every_limit_of_the_api():
         for name in type(Settings().api).model_fields
         if name.startswith("max_") or name.endswith("_seconds")
     }
-    assert limits - {row["bound"] for row in ROWS} == {"api.keep_alive_seconds", "api.drain_seconds"}
+    others = {"api.keep_alive_seconds", "api.drain_seconds", "api.stop_delay_seconds"}
+    assert limits - {row["bound"] for row in ROWS} == others
 
 
 def test_page_lists_every_abuse_test():

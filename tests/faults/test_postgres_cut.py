@@ -32,6 +32,8 @@ from tests.timestamp_authority import TimestampAuthority
 ENTRIES_AT_ONCE = 3
 REQUESTS = 3
 MESSAGE_BYTES = 2**20
+STATEMENTS = (b"Q", b"P")
+"""First byte of a query without parameters, and of one that is sent with them."""
 
 
 class Way:
@@ -73,9 +75,8 @@ class Way:
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         with closing(client), closing(server), suppress(OSError):
             while message := client.recv(MESSAGE_BYTES):
-                # Queries, and executions of what was prepared: only they do anything.
-                self._statements += message[:1] in (b"Q", b"B")
-                is_last = message[:1] in (b"Q", b"B") and self._statements == self._last
+                self._statements += message[:1] in STATEMENTS
+                is_last = message[:1] in STATEMENTS and self._statements == self._last
                 if not is_last or self._is_done:
                     server.sendall(message)
                     answer = _answer(server)
