@@ -7,6 +7,7 @@ import structlog
 
 from appliance.errors import InvalidApiKeyError, TenantsAlteredError, TenantsUnavailableError
 from appliance.tenancy import Tenant, TenantDirectory
+from appliance.tenancy import watch as watch_module
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.watch import CHECK_SECONDS, LATE_SECONDS, TenantWatch
 from tests.fakes import until
@@ -161,14 +162,30 @@ async def test_watch_polls_repeatedly(watch, store):
         await running
 
 
-async def test_refused_callers_share_one_poll(watch, store, directory):
+@pytest.fixture
+def patient(monkeypatch):
+    """On a busy machine a poll takes longer than a refused caller waits."""
+    monkeypatch.setattr(watch_module, "ASKED_WAIT_SECONDS", 60)
+
+
+async def test_refused_callers_share_one_poll(watch, store, now, patient):
     """A key that was made a moment ago is found at once; strangers cannot have every request read."""
     await watch.poll()
+    polls = []
+
+    def generation():
+        polls.append(now[0])
+        now[0] += 0.1
+        return 2
+
+    store.generation = generation
     store.roster = Roster(generation=2)
     store.reads = 0
     assert all(await asyncio.gather(*(watch.poll_for_refused() for _ in range(500))))
     assert (watch.generation, store.reads) == (2, 1)
     assert not any(await asyncio.gather(*(watch.poll_for_refused() for _ in range(500))))
+    # Twice for each: the first poll began when they asked, and may have read before.
+    assert len(polls) == 4
 
 
 async def test_refused_caller_does_not_wait_for_a_database_that_is_away(watch, store):
@@ -178,7 +195,7 @@ async def test_refused_caller_does_not_wait_for_a_database_that_is_away(watch, s
     assert not await watch.poll_for_refused()
 
 
-async def test_refused_caller_waits_for_a_poll_that_began_after_it_asked(watch, store, now):
+async def test_refused_caller_waits_for_a_poll_that_began_after_it_asked(watch, store, now, patient):
     """One that was under way may have read the tenants before the key was made."""
     await watch.poll()
     asked = []
