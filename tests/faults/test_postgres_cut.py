@@ -26,7 +26,7 @@ from appliance.infra.database import BUSY_SECONDS
 from appliance.infra.schema import upgrade_database
 from tests.audit_log import intent, open_log, outcome, prepare, settings_for, signer_in
 from tests.forwarding import Collected, indices, judge_stream, make_forwarder
-from tests.postgres import private_postgres
+from tests.postgres import PATIENCE_SECONDS, private_postgres
 from tests.timestamp_authority import TimestampAuthority
 
 ENTRIES_AT_ONCE = 3
@@ -44,6 +44,7 @@ class Way:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self._statements, self._last, self._is_done, self._end = 0, 0, False, lambda: None
+        self._is_over = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -56,7 +57,12 @@ class Way:
 
     def cut_at(self, statement: int, *, done: bool, end) -> None:
         """End at this statement from now on, 0 for none; if `done`, once the server has answered it."""
+        self._is_over.clear()
         self._statements, self._last, self._is_done, self._end = 0, statement, done, end
+
+    def wait_until_over(self) -> None:
+        """Return once the server is there again and no connection of before is."""
+        assert self._is_over.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._listener.close()
@@ -83,6 +89,7 @@ class Way:
                 if is_last:
                     self._end()
                     self._cut()
+                    self._is_over.set()
                     return
                 client.sendall(answer)
 
@@ -168,6 +175,7 @@ def at_each_statement(way, end, attempt):
                     # Not every end is noticed: of a connection that was idle a new one is made.
                     assert refused > statement // 2
                     return
+            way.wait_until_over()
             way.cut_at(0, done=False, end=end)
             attempt(is_harmed=False)
 
