@@ -55,7 +55,7 @@ class BuildCache:
             inputs: texts, files, and directories with the files in them.
             make: fills an empty directory.
         """
-        path = self.directory / f"{kind}.{digest(inputs)}"
+        path = self._path(kind, inputs)
         with self.scratch() as place:
             if not _is_whole(path):
                 made = place / "made"
@@ -72,6 +72,14 @@ class BuildCache:
                     if entry.stat().st_mtime < path.stat().st_mtime - KEPT_SECONDS:
                         entry.rename(place / entry.name)
         return path
+
+    def existing(self, kind: str, inputs: Iterable[str | Path]) -> Path | None:
+        """The same directory if an earlier run filled it."""
+        path = self._path(kind, inputs)
+        return path if _is_whole(path) else None
+
+    def _path(self, kind: str, inputs: Iterable[str | Path]) -> Path:
+        return self.directory / f"{kind}.{digest(inputs)}"
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -55,6 +55,11 @@ def engine(request, build_cache) -> Iterator[ContainerEngine]:
 @pytest.fixture(scope="session")
 def images(engine) -> Images:
     """Gateway and worker-cpu, built from a base of Debian packages and from wheels, without a network."""
+    return build_images(engine)
+
+
+def build_images(engine: ContainerEngine) -> Images:
+    """Add the appliance to what `use_packages` has put into the engine's data."""
     place = (engine.directory / "data").resolve().parent
     wheels = place / "wheels"
     # As wheels.sh makes it; all else that it makes is from `packages`.

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -47,7 +47,11 @@ with socket.create_connection(({OUTSIDE!r}, {KNOCKED_PORT})) as connection:
 print(json.dumps(marks))
 """
 START_SECONDS = 180
+OUTSIDE_LOG = "outside.log"
 DRIVERS = ("overlay2", "vfs")
+CONTAINERS = ("172.16.0.0/12", "192.168.0.0/16")
+KINDS = {"engine", "outside", "clusternode", "clusteroutside"}
+"""How the names of networks and directories begin; the id of the process that created them follows."""
 
 
 class NoEngineError(Exception):
@@ -58,23 +62,16 @@ class CommandError(Exception):
     """A program failed; carries what it printed."""
 
 
-class ContainerEngine:
-    """One engine; `container_engine` starts and removes it."""
+class Networks:
+    """A network of the tests' own, and the machine outside of it; `make_networks` starts both."""
 
-    def __init__(self, directory: Path, socket: Path, names: tuple[str, str], outside_log: Path) -> None:
+    def __init__(self, directory: Path, names: tuple[str, str], environment: Mapping[str, str]) -> None:
         self.directory = directory
-        """For files of this engine; removed with it."""
-        self._names = names
-        self._outside_log = outside_log
+        """For files of those inside; removed with them."""
+        self.names = names
+        """Network namespaces: inside, outside."""
+        self.environment = {**os.environ, **environment}
         self._marks: set[str] = set()
-        # Debian's own client and server of one version, before others that may be installed.
-        path = f"/usr/bin:/usr/sbin:{os.environ['PATH']}"
-        self.environment = {
-            **os.environ,
-            "PATH": path,
-            "DOCKER_HOST": f"unix://{socket}",
-            "COMPOSE_HTTP_TIMEOUT": "600",
-        }
 
     def run(
         self,
@@ -84,19 +81,13 @@ class ContainerEngine:
         environment: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program in the engine's network."""
-        command = ["nsenter", f"--net=/run/netns/{self._names[0]}", *map(str, words)]
-        return _run(command, seconds, {**self.environment, **(environment or {})}, check=check, stdin=stdin)
+        """Run a program in the network inside."""
+        given = {**self.environment, **(environment or {})}
+        return run_command(self.command(*words), seconds, given, check=check, stdin=stdin)
 
-    def docker(self, *words: str | Path, **options) -> str:
-        """What a command of the engine's client prints."""
-        return self.run("docker", *words, **options).stdout.strip()
-
-    def python(self, container: str, source: str, **options) -> subprocess.CompletedProcess[str]:
-        """Run Python in a container that runs."""
-        return self.run(
-            "docker", "exec", "-i", container, "/opt/appliance/bin/python", "-I", "-", stdin=source, **options
-        )
+    def command(self, *words: str | Path) -> list[str]:
+        """The command that runs a program in the network inside."""
+        return ["nsenter", f"--net=/run/netns/{self.names[0]}", *map(str, words)]
 
     def outside(self, source: str, *words: str, seconds: float = 300) -> str:
         """What Python prints on the machine outside."""
@@ -107,8 +98,8 @@ class ContainerEngine:
         return self._outside("sh", "-c", source)
 
     def _outside(self, *words: str, seconds: float = 300) -> str:
-        command = ["nsenter", f"--net=/run/netns/{self._names[1]}", *words]
-        return _run(command, seconds, self.environment).stdout
+        command = ["nsenter", f"--net=/run/netns/{self.names[1]}", *words]
+        return run_command(command, seconds, self.environment).stdout
 
     def knocks(self) -> list[dict[str, str]]:
         """
@@ -118,11 +109,28 @@ class ContainerEngine:
         """
         marks = set(json.loads(self.run(sys.executable, "-c", SEND_MARKS).stdout))
         self._marks |= marks
-        _wait_until(lambda: marks <= {knock["said"] for knock in self._read()}, "marks arrive outside")
+        wait_until(lambda: marks <= {knock["said"] for knock in self._read()}, "marks arrive outside")
         return [knock for knock in self._read() if knock["said"] not in self._marks]
 
     def _read(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in self._outside_log.read_text(encoding="utf-8").splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.directory / OUTSIDE_LOG).read_text(encoding="utf-8").splitlines()
+        ]
+
+
+class ContainerEngine(Networks):
+    """One engine; `container_engine` starts and removes it."""
+
+    def docker(self, *words: str | Path, **options) -> str:
+        """What a command of the engine's client prints."""
+        return self.run("docker", *words, **options).stdout.strip()
+
+    def python(self, container: str, source: str, **options) -> subprocess.CompletedProcess[str]:
+        """Run Python in a container that runs."""
+        return self.run(
+            "docker", "exec", "-i", container, "/opt/appliance/bin/python", "-I", "-", stdin=source, **options
+        )
 
 
 @contextmanager
@@ -143,20 +151,22 @@ def container_engine(data: Path) -> Iterator[ContainerEngine]:
         raise NoEngineError("an engine, and a base image by debootstrap, need root")
     # The path of a socket is short.
     directory = Path(tempfile.mkdtemp(prefix=f"engine-{os.getpid()}-"))
-    names = (f"engine-{os.getpid()}", f"outside-{os.getpid()}")
-    log = directory / "outside.log"
     data.mkdir(exist_ok=True)
     (directory / "data").symlink_to(data.resolve())
+    # Debian's own client and server of one version, before others that may be installed.
+    environment = {
+        "PATH": f"/usr/bin:/usr/sbin:{os.environ['PATH']}",
+        "DOCKER_HOST": f"unix://{directory / 'socket'}",
+        "COMPOSE_HTTP_TIMEOUT": "600",
+    }
     with ExitStack() as stack:
         stack.callback(remove_tree, directory)
         try:
-            _remove_what_killed_runs_left()
-            _make_networks(names, stack)
-            outside = [f"--net=/run/netns/{names[1]}", sys.executable, __file__, str(log)]
-            _start(outside, directory / "outside.err", stack)
-            _wait_until(log.exists, "the machine outside listens")
-            engine = ContainerEngine(directory, directory / "socket", names, log)
-            _start_engine(engine, names[0], stack)
+            remove_what_killed_runs_left()
+            names = (f"engine-{os.getpid()}", f"outside-{os.getpid()}")
+            engine = ContainerEngine(directory, names, environment)
+            make_networks(engine, CONTAINERS, stack)
+            _start_engine(engine, stack)
         except (OSError, CommandError, subprocess.TimeoutExpired) as error:
             raise NoEngineError(str(error).strip()) from error
         yield engine
@@ -170,45 +180,60 @@ def remove_tree(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _remove_what_killed_runs_left() -> None:
-    """Names of networks and directories contain the id of the process that created them."""
-    for path in (*Path("/run/netns").glob("*-*"), *Path(tempfile.gettempdir()).glob("engine-*-*")):
+def remove_what_killed_runs_left() -> None:
+    """Processes, networks and directories of `KINDS` whose creator is gone."""
+    for path in (*Path("/run/netns").glob("*-*"), *Path(tempfile.gettempdir()).glob("*-*-*")):
         kind, number, *_ = path.name.split("-")
-        if kind not in {"engine", "outside"} or not number.isdigit() or Path("/proc", number).exists():
+        if kind not in KINDS or not number.isdigit() or Path("/proc", number).exists():
             continue
         if path.is_dir():
             remove_tree(path)
             continue
         # Another run may do the same now.
         with suppress(CommandError, ProcessLookupError):
-            for left in _ip("netns", "pids", path.name).split():
+            for left in ip("netns", "pids", path.name).split():
                 os.kill(int(left), signal.SIGKILL)
-            _ip("netns", "delete", path.name)
+            ip("netns", "delete", path.name)
 
 
-def _make_networks(names: tuple[str, str], stack: ExitStack) -> None:
+def make_networks(networks: Networks, behind: Sequence[str], stack: ExitStack) -> None:
+    """
+    Make them, and start the machine outside.
+
+    Args:
+        networks: their names begin with one of `KINDS` and the id of this process.
+        behind: addresses that the machine outside reaches through the network inside, so that only filters
+            keep it from them.
+        stack: removes all of it.
+    """
+    names = networks.names
     inner, outer = f"in{os.getpid()}", f"out{os.getpid()}"
     for name in names:
-        _ip("netns", "add", name)
-        stack.callback(_ip, "netns", "delete", name)
-        _ip("-n", name, "link", "set", "lo", "up")
-    _ip("link", "add", inner, "netns", names[0], "type", "veth", "peer", "name", outer, "netns", names[1])
+        ip("netns", "add", name)
+        stack.callback(ip, "netns", "delete", name)
+        ip("-n", name, "link", "set", "lo", "up")
+    ip("link", "add", inner, "netns", names[0], "type", "veth", "peer", "name", outer, "netns", names[1])
     for name, link, address in ((names[0], inner, INSIDE), (names[1], outer, OUTSIDE)):
-        _ip("-n", name, "address", "add", f"{address}/24", "dev", link)
-        _ip("-n", name, "link", "set", link, "up")
-    _ip("-n", names[0], "route", "add", "default", "via", OUTSIDE)
-    # The machine outside knows where containers are, so that only filters keep it from them.
-    _ip("-n", names[1], "route", "add", "172.16.0.0/12", "via", INSIDE)
-    _ip("-n", names[1], "route", "add", "192.168.0.0/16", "via", INSIDE)
+        ip("-n", name, "address", "add", f"{address}/24", "dev", link)
+        ip("-n", name, "link", "set", link, "up")
+    ip("-n", names[0], "route", "add", "default", "via", OUTSIDE)
+    for network in behind:
+        ip("-n", names[1], "route", "add", network, "via", INSIDE)
+    log = networks.directory / OUTSIDE_LOG
+    outside = [f"--net=/run/netns/{names[1]}", sys.executable, __file__, str(log)]
+    start(outside, log.with_suffix(".err"), stack)
+    wait_until(log.exists, "the machine outside listens")
 
 
-def _start_engine(engine: ContainerEngine, network: str, stack: ExitStack) -> None:
+def _start_engine(engine: ContainerEngine, stack: ExitStack) -> None:
     at = engine.directory
     for driver in DRIVERS:
         log = at / f"dockerd-{driver}.log"
         words = ["dockerd", "--data-root", at / "data", "--exec-root", at / "exec", "--pidfile", at / "pid"]
         words += ["--host", f"unix://{at / 'socket'}", "--dns", OUTSIDE, "--storage-driver", driver]
-        process = _start([f"--net=/run/netns/{network}", *map(str, words)], log, stack, engine.environment)
+        process = start(
+            [f"--net=/run/netns/{engine.names[0]}", *map(str, words)], log, stack, engine.environment
+        )
         until = time.monotonic() + START_SECONDS
         while process.poll() is None and time.monotonic() < until:
             if engine.run("docker", "version", check=False).returncode == 0:
@@ -218,7 +243,7 @@ def _start_engine(engine: ContainerEngine, network: str, stack: ExitStack) -> No
     raise OSError(f"dockerd did not start: {lines[-1][:300]}")
 
 
-def _wait_until(seen: Callable[[], bool], what: str) -> None:
+def wait_until(seen: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + START_SECONDS
     while not seen():
         if time.monotonic() > until:
@@ -226,13 +251,19 @@ def _wait_until(seen: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def _start(
-    words: list[str], log: Path, stack: ExitStack, environment: Mapping[str, str] | None = None
+def start(
+    words: list[str],
+    log: Path,
+    stack: ExitStack,
+    environment: Mapping[str, str] | None = None,
+    *,
+    end: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
+    """Start a program; `words` begin with arguments of `nsenter`.  `stack` ends it with the signal `end`."""
     with log.open("wb") as output:
         # Its parent may be killed: then it ends as well.
         process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "TERM", "nsenter", *words],
+            ["setpriv", "--pdeathsig", end.name.removeprefix("SIG"), "nsenter", *words],
             stdout=output,
             stderr=output,
             env=environment,
@@ -240,7 +271,7 @@ def _start(
         )
 
     def stop() -> None:
-        process.terminate()
+        process.send_signal(end)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
@@ -251,15 +282,15 @@ def _start(
     return process
 
 
-def _ip(*words: str) -> str:
-    return _run(["ip", *words], 30, os.environ).stdout
+def ip(*words: str) -> str:
+    return run_command(["ip", *words], 30, os.environ).stdout
 
 
 def _which(tool: str) -> str | None:
     return shutil.which(tool, path=f"/usr/bin:/usr/sbin:{os.environ['PATH']}")
 
 
-def _run(
+def run_command(
     command: list[str],
     seconds: float,
     environment: Mapping[str, str],
