@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients promises deploy-tools client-tools interop-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ contract: setup-dev ## What every database and gateway has to do alike, on SQLit
 	@$(PYTEST) tests/contract $(SHARED) -m "not worker"
 
 # All there is but what has a stage of its own, so that a new folder cannot be forgotten.
-PARTS := tests --ignore=tests/unit --ignore=tests/clients
+PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster
 
 integration: interop-tools ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
 	@$(PYTEST) $(PARTS) --ignore=tests/deploy $(SHARED) -m "not alone"
@@ -88,6 +88,15 @@ alone: setup-dev ## What is promised in seconds, on a quiet machine
 
 clients: client-tools ## Unmodified clients against a real worker, each in an environment of its own
 	@$(PYTEST) tests/clients
+
+cluster: setup-dev ## The chart in a Kubernetes of one node, or in that of KUBECONFIG
+	@$(PYTEST) tests/cluster --capture=no
+
+cluster-smoke: setup-dev ## The same in 20 minutes at most: install, chat, helm test, denied connections
+	@$(PYTEST) tests/cluster/test_install.py tests/cluster/test_denied_flows.py --capture=no
+
+cluster-tools: setup-dev ## Build that Kubernetes and Helm from Go modules, once (half an hour on two cores)
+	@$(BIN)/python -m tests.cluster.tools
 
 promises: setup-dev ## Whether every test that docs/promises.yaml names has passed; the end of `make test`
 	@$(BIN)/python -m docs.promises "$$TESTS_PASSED"

@@ -243,12 +243,14 @@ def _start_engine(engine: ContainerEngine, stack: ExitStack) -> None:
     raise OSError(f"dockerd did not start: {lines[-1][:300]}")
 
 
-def wait_until(seen: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + START_SECONDS
+def wait_until(
+    seen: Callable[[], bool], what: str, *, seconds: float = START_SECONDS, every: float = 0.02
+) -> None:
+    until = time.monotonic() + seconds
     while not seen():
         if time.monotonic() > until:
-            raise TimeoutError(f"not in {START_SECONDS} s: {what}")
-        time.sleep(0.02)
+            raise TimeoutError(f"not in {seconds} s: {what}")
+        time.sleep(every)
 
 
 def start(

@@ -1,0 +1,190 @@
+"""
+The cluster that the tests use: the built-in node, or the one that KUBECONFIG names.
+"""
+
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.chart.helm import CHART
+from tests.deploy.chart.site import Values, over
+from tests.deploy.container_engine import CommandError, run_command
+
+PYTHON = "/opt/appliance/bin/python"
+"""In the product's images."""
+WAIT_SECONDS = 600
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What tests do with a cluster."""
+
+    run: Run
+    """Runs a program that finds the API server: words, and `seconds`, `check`, `stdin`."""
+    helm_programs: Mapping[str, str]
+    """Programs by major version, such as `helm3`."""
+    values: Values
+    """Values of the chart: where images and the demo models are."""
+    directory: Path
+    """For files that these programs read."""
+    outside: tuple[str, ...] = ()
+    """`host:port` of listeners outside the cluster."""
+
+    def kubectl(self, *words: str, **options: Any) -> str:
+        """What a command prints."""
+        return self.run("kubectl", *words, **options).stdout
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl(
+            "apply",
+            "--filename",
+            "-",
+            stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}),
+        )
+
+    def image(self, name: str) -> str:
+        """Reference of an image of the chart."""
+        values = over(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")), self.values)
+        registry, image = values["global"]["imageRegistry"], values["images"][name]
+        return "/".join(filter(None, (registry, f"{image['repository']}@{image['digest']}")))
+
+    @contextmanager
+    def namespace(self, *, restricted: bool = True) -> Iterator["Namespace"]:
+        """A new one, with the pod security standard that the product promises; removed with all in it."""
+        name = f"appliance-{uuid.uuid4().hex[:8]}"
+        level = "restricted" if restricted else "baseline"
+        labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        try:
+            yield Namespace(self, name)
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=true", seconds=WAIT_SECONDS)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One namespace of it."""
+
+    cluster: Cluster
+    name: str
+
+    def kubectl(self, *words: str, **options: Any) -> str:
+        return self.cluster.kubectl("--namespace", self.name, *words, **options)
+
+    def objects(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        return json.loads(self.kubectl("get", kind, "--selector", selector, "--output", "json"))["items"]
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.cluster.apply(
+            *({**each, "metadata": {**each["metadata"], "namespace": self.name}} for each in objects)
+        )
+
+    def helm(self, action: str, *words: str, version: str = "helm3", seconds: float = WAIT_SECONDS) -> str:
+        """What an action prints, with the logs of its pods where it fails."""
+        command = (self.cluster.helm_programs[version], action, "--namespace", self.name, *words)
+        done = self.cluster.run(*command, seconds=seconds, check=False)
+        if done.returncode:
+            raise CommandError(
+                f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}\n{self.state()}"
+            )
+        return done.stdout
+
+    def install(
+        self, values: Values, release: str, *, action: str = "install", version: str = "helm3"
+    ) -> str:
+        """Install or upgrade the chart, and wait until all of it is ready."""
+        file = self.cluster.directory / f"{self.name}.yaml"
+        file.write_text(yaml.safe_dump(over(self.cluster.values, values)), encoding="utf-8")
+        words = (release, str(CHART), "--values", str(file), "--wait", "--timeout", f"{WAIT_SECONDS}s")
+        return self.helm(action, *words, version=version, seconds=WAIT_SECONDS + 60)
+
+    def secret(self, name: str, **data: str) -> None:
+        self.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data})
+
+    def pod(self, name: str, labels: Mapping[str, str], source: str) -> None:
+        """Start a pod that runs Python, and wait until it runs; meets the standard `restricted`."""
+        security = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        container = {
+            "name": "python",
+            "image": self.cluster.image("gateway"),
+            "command": [PYTHON, "-I", "-u", "-c", source],
+            "securityContext": security,
+            "ports": [{"name": "web", "containerPort": 8000}],
+            "readinessProbe": {"exec": {"command": ["true"]}},
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        }
+        spec = {
+            "containers": [container],
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "enableServiceLinks": False,
+        }
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "labels": dict(labels)},
+                "spec": spec,
+            }
+        )
+        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=120s", seconds=150)
+
+    def address(self, pod: str) -> str:
+        return self.kubectl("get", "pod", pod, "--output", "jsonpath={.status.podIP}")
+
+    def exec(
+        self, pod: str, *words: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program in a pod that runs."""
+        return self.cluster.run(
+            "kubectl",
+            "--namespace",
+            self.name,
+            "exec",
+            "--stdin",
+            pod,
+            "--",
+            *words,
+            stdin=stdin,
+            check=check,
+        )
+
+    def python(self, pod: str, source: str, *words: str) -> str:
+        """What Python prints in a pod of the product's images."""
+        return self.exec(pod, PYTHON, "-I", "-", *words, stdin=source).stdout
+
+    def state(self) -> str:
+        """Pods, events and the ends of logs: what one looks at first when something is not ready."""
+        parts = [self.kubectl("get", "pods,pvc", "--output=wide", check=False)]
+        parts.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:])
+        for pod in self.objects("pods"):
+            words = ("logs", pod["metadata"]["name"], "--all-containers", "--prefix", "--tail=15")
+            parts.append(self.kubectl(*words, check=False)[-3000:])
+        return "\n".join(parts)
+
+
+def from_kubeconfig(values: Path, directory: Path) -> Cluster:
+    """The cluster of KUBECONFIG; `kubectl` and `helm` are on the PATH."""
+
+    def run(
+        *words: str, seconds: float = 120, check: bool = True, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return run_command(list(words), seconds, os.environ, check=check, stdin=stdin)
+
+    read = yaml.safe_load(values.read_text(encoding="utf-8"))
+    return Cluster(run, {"helm3": "helm", "helm4": "helm"}, read, directory)

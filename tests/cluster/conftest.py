@@ -1,0 +1,137 @@
+"""
+Fixtures: one cluster for all tests, and the chart installed in it.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import tools
+from tests.cluster.cluster import Cluster, Namespace, from_kubeconfig
+from tests.cluster.network_policies import enforced
+from tests.cluster.node import SYSTEM_IMAGES, Node, NoNodeError, kubernetes_node
+from tests.cluster.release import Release, installed
+from tests.deploy.build_cache import BuildCache
+from tests.deploy.chart.site import Values
+from tests.deploy.conftest import Images, build_images, packages, use_packages
+from tests.deploy.container_engine import (
+    KNOCKED_PORT,
+    OUTSIDE,
+    ROOT,
+    ContainerEngine,
+    NoEngineError,
+    container_engine,
+)
+
+VALUES = "CLUSTER_VALUES"
+"""Variable with a values file for the cluster of KUBECONFIG: where its images and the demo models are."""
+MODELS = "sovereign-appliance/demo-models:1"
+TEST_SECONDS = 1800
+"""Time limit of each test; the first one builds the images and starts the cluster."""
+REGISTRY = "docker.io"
+"""What the image store puts before names without a registry."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(TEST_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    if os.environ.get("KUBECONFIG"):
+        if not os.environ.get(VALUES):
+            pytest.fail(f"KUBECONFIG is set: {VALUES} must name a values file, see CONTRIBUTING.md")
+        yield from_kubeconfig(Path(os.environ[VALUES]), tmp_path_factory.mktemp("cluster"))
+        return
+    programs = tools.built()
+    if programs is None:
+        pytest.skip(f"NO KUBERNETES HERE, SO THE CHART IS INSTALLED IN NO CLUSTER: {tools.HOW}")
+    cache = BuildCache()
+    try:
+        with cache.scratch() as place:
+            yield from _built_in(cache, place, programs)
+    except (NoEngineError, NoNodeError) as error:
+        pytest.skip(f"NO NODE CAN RUN HERE, SO THE CHART IS INSTALLED IN NO CLUSTER: {error}")
+
+
+def _built_in(cache: BuildCache, place: Path, programs: Path) -> Iterator[Cluster]:
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"\ncluster: {what} after {(time.monotonic() - began) / 60:.1f} minutes")  # noqa: T201
+
+    def import_images(node: Node) -> None:
+        """The engine runs only for this: its memory is a worker's afterwards."""
+        built = place / "engine"
+        built.mkdir()
+        use_packages(packages(cache), built)
+        with container_engine(built / "data") as engine:
+            product = build_images(engine)
+            own = _small_images(engine, built, programs)
+            say("images built")
+            save = ["docker", "save", product.gateway, product.worker, *own]
+            node.import_images(engine.command(*save), engine.environment)
+        shutil.rmtree(built, ignore_errors=True)
+        say("images imported")
+        values.update(_values(product, node.digests()))
+
+    values: Values = {}
+    run = place / "node"
+    run.mkdir()
+    with (
+        kubernetes_node(run, programs, import_images, tools.kubernetes_version()) as node,
+        enforced(node, run / "policies"),
+    ):
+        say("node ready, policies enforced")
+        outside = (f"{OUTSIDE}:{KNOCKED_PORT}",)
+        yield Cluster(node.run, {"helm3": "helm3", "helm4": "helm4"}, values, run, outside)
+    say("removed")
+
+
+def _small_images(engine: ContainerEngine, place: Path, programs: Path) -> list[str]:
+    """Images of one program each, and of the demo models."""
+    contents = {
+        name: (programs / program, f'ENTRYPOINT ["/{program}"]') for name, program in SYSTEM_IMAGES.items()
+    }
+    contents[MODELS] = (ROOT / "demo" / "models", 'CMD ["nothing"]')
+    for name, (content, line) in contents.items():
+        context = place / "context"
+        copy = shutil.copytree if content.is_dir() else shutil.copy2
+        context.mkdir()
+        copy(content, context / content.name)
+        text = f"FROM scratch\nCOPY {content.name} /{content.name}\n{line}\n"
+        (context / "Dockerfile").write_text(text, encoding="utf-8")
+        engine.docker("build", "--quiet", "--tag", name, context)
+        shutil.rmtree(context)
+    return list(contents)
+
+
+def _values(product: Images, digests: dict[str, str]) -> Values:
+    def image(name: str) -> Values:
+        return {"repository": name.rpartition(":")[0], "digest": digests[f"{REGISTRY}/{name}"]}
+
+    models = {"source": "image", "image": image(MODELS)}
+    return {
+        "images": {"gateway": image(product.gateway), "workerCpu": image(product.worker)},
+        "modelDefaults": {"target": models, "draft": models},
+    }
+
+
+@pytest.fixture(scope="session")
+def release(cluster) -> Iterator[Release]:
+    """The chart with the demo models, as a site with strict pod security would install it."""
+    with cluster.namespace() as namespace:
+        yield installed(namespace)
+
+
+@pytest.fixture
+def namespace(cluster) -> Iterator[Namespace]:
+    with cluster.namespace() as namespace:
+        yield namespace

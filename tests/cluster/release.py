@@ -1,0 +1,94 @@
+"""
+The chart installed with the demo models on the CPU.
+"""
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from tests.cluster.cluster import Namespace
+from tests.deploy.chart.site import Values
+
+NAME = "appliance"
+GATEWAY = f"{NAME}-gateway"
+MODEL = "demo-coder"
+CLIENT = "client"
+"""A pod of the same namespace, which may call gateways."""
+CONFIG = ("--config", "/etc/appliance/appliance.yaml")
+VALUES: Values = {
+    "keys": {"controlToken": {"existingSecret": "control-token"}},
+    "models": [
+        {
+            "name": MODEL,
+            "device": "cpu",
+            "method": "eagle3",
+            "target": {"path": "models/demo-coder"},
+            "draft": {"path": "models/demo-coder-eagle31"},
+            "resources": {
+                "requests": {"cpu": "500m", "memory": "4Gi", "ephemeral-storage": "1Gi"},
+                "limits": {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "8Gi"},
+            },
+            "shmSize": "1Gi",
+            "cacheSize": "4Gi",
+        }
+    ],
+    # What is requested of two cores, beside other pods of the tests.
+    "gateway": {"resources": {"requests": {"cpu": "250m", "memory": "512Mi"}}},
+    "tests": {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}},
+}
+SLEEP = "import signal; signal.pause()"
+CHAT = """
+import json, sys, time, urllib.error, urllib.request
+url, key, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+body = {"model": "demo-coder", "messages": [{"role": "user", "content": "def add(a, b):"}], "max_tokens": 16}
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+began, refused = time.monotonic(), 0
+while True:
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            print(json.dumps({"status": answer.status, "refused": refused, "body": json.load(answer)}))
+        break
+    except urllib.error.HTTPError as error:
+        # A new key is known to the gateway a moment later.
+        if error.code != 401 or time.monotonic() > began + seconds:
+            print(json.dumps({"status": error.code, "refused": refused, "body": error.read().decode()}))
+            break
+        refused += 1
+        time.sleep(0.2)
+"""
+"""One request, again while its key is not known yet: URL, key, maximum seconds of that."""
+KEY_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Release:
+    """An installed chart, and how its operator uses it."""
+
+    namespace: Namespace
+    gateway: str
+    """Name of its Service, and, with `-0`, of its first pod."""
+
+    def appliance(self, *words: str, check: bool = True) -> str:
+        """What a command in the gateway's pod prints."""
+        done = self.namespace.exec(f"{self.gateway}-0", "appliance", *words, *CONFIG, check=check)
+        return done.stdout
+
+    def key(self, tenant: str) -> str:
+        """A new tenant's API key."""
+        self.appliance("tenant", "create", tenant)
+        return self.appliance("key", "create", tenant).split()[0]
+
+    def chat(self, key: str) -> dict[str, Any]:
+        """What a pod gets that calls the Service: `status`, `body`, and how often its key was `refused`."""
+        url = f"http://{self.gateway}.{self.namespace.name}.svc:8080"
+        return json.loads(self.namespace.python(CLIENT, CHAT, url, key, str(KEY_SECONDS)))
+
+
+def installed(namespace: Namespace) -> Release:
+    """Install it, and start `CLIENT`."""
+    namespace.secret("control-token", token=secrets.token_hex(32))
+    namespace.install(VALUES, NAME)
+    namespace.pod(CLIENT, {"app": CLIENT}, SLEEP)
+    return Release(namespace, GATEWAY)

@@ -1,0 +1,3 @@
+module appliance-cluster/pause
+
+go 1.26.0
