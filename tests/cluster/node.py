@@ -48,6 +48,7 @@ SERVICES = "10.96.0.0/16"
 CONFIG = "/etc/kubernetes"
 PKI = f"{CONFIG}/pki"
 START_SECONDS = 600
+IMPORT_SECONDS = 1500
 CONTROL_GROUPS = ("kubepods", "k8s.io")
 SYSTEM_IMAGES = {"localhost/pause:1": "pause", "localhost/coredns:1": "coredns"}
 """Images of one program each."""
@@ -117,7 +118,7 @@ class Node:
                 env=self.environment,
                 capture_output=True,
                 text=True,
-                timeout=900,
+                timeout=IMPORT_SECONDS,
                 check=False,
             )
         if done.returncode or archive.returncode:
@@ -189,12 +190,19 @@ def kubernetes_node(place: Path, tools: Path, images: Callable[[Node], None], ve
             make_networks(networks, [PODS], stack)
             node = Node(networks, tools, stack)
             node._enter()
-            _start_control_plane(node, version)
+            # Unpacking takes both cores, so nothing else runs yet.
             _start_runtime(node, images)
+            _start_control_plane(node, version)
             _start_pods(node)
         except (OSError, CommandError, subprocess.TimeoutExpired) as error:
             raise NoNodeError(str(error).strip()) from error
         yield node
+
+
+def _start_runtime(node: Node, images: Callable[[Node], None]) -> None:
+    node.start("containerd", "containerd", "--config", f"{CONFIG}/containerd.toml")
+    node.wait(node.succeeds("ctr", "version"), "containerd answers")
+    images(node)
 
 
 def _start_control_plane(node: Node, version: str) -> None:
@@ -259,12 +267,6 @@ def _start_control_plane(node: Node, version: str) -> None:
                 f"--cluster-signing-key-file={PKI}/ca.key",
             ]
         node.start(f"kube-{name}", f"kube-{name}", *words)
-
-
-def _start_runtime(node: Node, images: Callable[[Node], None]) -> None:
-    node.start("containerd", "containerd", "--config", f"{CONFIG}/containerd.toml")
-    node.wait(node.succeeds("ctr", "version"), "containerd answers")
-    images(node)
 
 
 def _start_pods(node: Node) -> None:
