@@ -112,15 +112,19 @@ class Node:
     def import_images(self, save: list[str], environment: Mapping[str, str]) -> None:
         """Copy images from a program that writes them as an archive, under their names and digests."""
         with subprocess.Popen(save, stdout=subprocess.PIPE, env=environment) as archive:
-            done = subprocess.run(
-                ["nsenter", *self.enter, "--", "ctr", "images", "import", "-"],
-                stdin=archive.stdout,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=IMPORT_SECONDS,
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    ["nsenter", *self.enter, "--", "ctr", "images", "import", "-"],
+                    stdin=archive.stdout,
+                    env=self.environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=IMPORT_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                archive.kill()
+                raise
         if done.returncode or archive.returncode:
             raise CommandError(f"images were not imported: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         for name, digest in self.digests().items():

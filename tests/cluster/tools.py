@@ -78,11 +78,8 @@ def _build(go: str, module: Path, directory: Path) -> None:
     words += ["-tags", ",".join(("osusergo", "netgo", TAGS.get(module.name, ""))).rstrip(",")]
     words += ["-ldflags", f"-s -w {_version_flags()}" if module.name == "kubernetes" else "-s -w"]
     own = (module / "main.go").exists()
-    words += [
-        "-o",
-        str(directory / module.name) if own else f"{directory / module.name}.d/",
-        "." if own else "tool",
-    ]
+    folder = directory / f"{module.name}.d"
+    words += ["-o", str(directory / module.name) if own else f"{folder}/", "." if own else "tool"]
     environment = {
         **os.environ,
         "CGO_ENABLED": "0",
@@ -92,9 +89,11 @@ def _build(go: str, module: Path, directory: Path) -> None:
     done = subprocess.run(words, cwd=module, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NoToolsError(f"{module.name}: {done.stderr[-2000:].strip()}")
-    for program in Path(f"{directory / module.name}.d").glob("*"):
-        # Two versions of Helm.
-        program.rename(directory / (module.name if program.name == "helm" else program.name))
+    if not own:
+        for program in folder.iterdir():
+            # There are two versions of Helm.
+            program.rename(directory / (module.name if program.name == "helm" else program.name))
+        folder.rmdir()
 
 
 def _version_flags() -> str:
