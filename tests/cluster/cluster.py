@@ -58,6 +58,11 @@ class Cluster:
         registry, image = values["global"]["imageRegistry"], values["images"][name]
         return "/".join(filter(None, (registry, f"{image['repository']}@{image['digest']}")))
 
+    def service(self, namespace: str, name: str) -> str:
+        """Address of a Service; a pod that may not call the resolver would wait long for its name."""
+        words = ("get", "service", name, "--output=jsonpath={.spec.clusterIP}")
+        return self.kubectl("--namespace", namespace, *words)
+
     @contextmanager
     def namespace(self, *, restricted: bool = True) -> Iterator["Namespace"]:
         """A new one, with the pod security standard that the product promises; removed with all in it."""
@@ -68,7 +73,10 @@ class Cluster:
         try:
             yield Namespace(self, name)
         finally:
-            self.kubectl("delete", "namespace", name, "--wait=true", seconds=WAIT_SECONDS)
+            # Kubernetes looks at a namespace again after half its pods' grace periods, so they end before it.
+            kinds = "cronjobs,deployments,statefulsets,jobs,pods"
+            for words in (("--namespace", name, "delete", kinds, "--all"), ("delete", "namespace", name)):
+                self.kubectl(*words, "--wait=true", seconds=WAIT_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tests.cluster.node import SYSTEM_IMAGES, Node, NoNodeError, kubernetes_node
 from tests.cluster.release import Release, installed
 from tests.deploy.build_cache import BuildCache
 from tests.deploy.chart.site import Values
-from tests.deploy.conftest import Images, build_images, packages, use_packages
+from tests.deploy.conftest import POSTGRES, Images, build_images, build_postgres, packages, use_packages
 from tests.deploy.container_engine import (
     KNOCKED_PORT,
     OUTSIDE,
@@ -75,8 +75,9 @@ def _built_in(cache: BuildCache, place: Path, programs: Path) -> Iterator[Cluste
         with container_engine(built / "data") as engine:
             product = build_images(engine)
             own = _small_images(engine, built, programs)
+            build_postgres(cache, engine)
             say("images built")
-            save = ["docker", "save", product.gateway, product.worker, *own]
+            save = ["docker", "save", product.gateway, product.worker, POSTGRES, *own]
             node.import_images(engine.command(*save), engine.environment)
         shutil.rmtree(built, ignore_errors=True)
         say("images imported")
@@ -119,7 +120,11 @@ def _values(product: Images, digests: dict[str, str]) -> Values:
 
     models = {"source": "image", "image": image(MODELS)}
     return {
-        "images": {"gateway": image(product.gateway), "workerCpu": image(product.worker)},
+        "images": {
+            "gateway": image(product.gateway),
+            "workerCpu": image(product.worker),
+            "postgres": image(POSTGRES),
+        },
         "modelDefaults": {"target": models, "draft": models},
     }
 

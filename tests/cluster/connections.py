@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tests.cluster.cluster import Namespace
 
 ATTEMPT = """
-import json, socket, sys
+import concurrent.futures, json, socket, sys
 def opens(target):
     host, _, port = target.rpartition(":")
     try:
@@ -17,7 +17,8 @@ def opens(target):
     except OSError:
         return False
     return True
-print(json.dumps({target: opens(target) for target in sys.argv[1:]}))
+with concurrent.futures.ThreadPoolExecutor() as side_by_side:
+    print(json.dumps(dict(zip(sys.argv[1:], side_by_side.map(opens, sys.argv[1:])))))
 """
 LISTEN = """
 import socketserver, threading

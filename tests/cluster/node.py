@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.deploy.container_engine import (
     INSIDE,
@@ -54,8 +55,8 @@ SYSTEM_IMAGES = {"localhost/pause:1": "pause", "localhost/coredns:1": "coredns"}
 """Images of one program each."""
 DISK_BYTES = 12 << 30
 """Images, as archives and as layers, and what pods write."""
-VOLUMES = 8
-"""Number of claims that can be bound at the same time."""
+VOLUMES = 40
+"""Number of claims that can be bound, in all."""
 
 
 class NoNodeError(Exception):
@@ -287,7 +288,8 @@ def _start_pods(node: Node) -> None:
     node.wait(node.succeeds("kubectl", "get", "node", NODE), "the kubelet registers the node")
     node.start("kube-proxy", "kube-proxy", f"--config={CONFIG}/kube-proxy.yaml")
     node.run("kubectl", "apply", "--filename", f"{CONFIG}/objects.yaml")
-    volumes = [_volume(node, number) for number in range(VOLUMES)]
+    volumes = [_volume(number) for number in range(VOLUMES)]
+    node.run("mkdir", *(volume["spec"]["local"]["path"] for volume in volumes))
     node.run(
         "kubectl",
         "apply",
@@ -308,10 +310,9 @@ def _start_pods(node: Node) -> None:
     node.wait(node.succeeds(*dns), "DNS answers")
 
 
-def _volume(node: Node, number: int) -> dict[str, object]:
+def _volume(number: int) -> dict[str, Any]:
     """A PersistentVolume of the kind `local`: hostPath would ignore the group that a pod asks for."""
     path = f"/var/lib/volumes/{number}"
-    node.run("mkdir", path)
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
     return {
         "apiVersion": "v1",

@@ -22,9 +22,7 @@ def pod_of(release, component: str) -> dict:
 
 
 def test_no_component_calls_the_api_server_other_namespaces_or_the_outside(release, elsewhere):
-    api_server = release.namespace.cluster.kubectl(
-        "--namespace=default", "get", "service", "kubernetes", "--output=jsonpath={.spec.clusterIP}"
-    )
+    api_server = elsewhere.cluster.service("default", "kubernetes")
     targets = (f"{api_server}:443", f"{elsewhere.address('stranger')}:8000", *elsewhere.cluster.outside)
     assert soon(lambda: all(open_from(release.namespace, CLIENT, *targets).values())), "positive control"
     for component in ("gateway", "worker"):
@@ -41,9 +39,7 @@ def test_gateway_calls_workers_and_nothing_calls_workers_but_gateways(release, e
 
 def test_worker_does_not_call_the_gateway_or_the_resolver(release):
     gateway = f"{pod_of(release, 'gateway')['status']['podIP']}:8080"
-    resolver = release.namespace.cluster.kubectl(
-        "--namespace=kube-system", "get", "service", "kube-dns", "--output=jsonpath={.spec.clusterIP}"
-    )
+    resolver = release.namespace.cluster.service("kube-system", "kube-dns")
     targets = (gateway, f"{resolver}:53")
     assert all(open_from(release.namespace, CLIENT, *targets).values()), "positive control"
     assert not any(

@@ -10,7 +10,10 @@ from tests.cluster.connections import LISTEN, open_from, soon
 from tests.cluster.network_policies import rules
 from tests.cluster.release import SLEEP
 
-API_SERVER = "kubernetes.default.svc:443"
+
+@pytest.fixture(scope="module")
+def api_server(cluster) -> str:
+    return f"{cluster.service('default', 'kubernetes')}:443"
 
 
 def policy(name: str, app: str, **spec) -> dict:
@@ -31,24 +34,24 @@ def pair(namespace):
     return namespace, namespace.address("server")
 
 
-def test_without_a_policy_everything_is_open(pair):
+def test_without_a_policy_everything_is_open(pair, api_server):
     """The positive control of all denials."""
     namespace, server = pair
-    targets = (f"{server}:8000", f"{server}:8001", API_SERVER)
+    targets = (f"{server}:8000", f"{server}:8001", api_server)
     assert soon(lambda: all(open_from(namespace, "caller", *targets).values()))
 
 
-def test_egress_opens_only_for_listed_peers_and_ports(pair):
+def test_egress_opens_only_for_listed_peers_and_ports(pair, api_server):
     namespace, server = pair
     listed, other = f"{server}:8000", f"{server}:8001"
-    assert soon(lambda: all(open_from(namespace, "caller", listed, other, API_SERVER).values()))
+    assert soon(lambda: all(open_from(namespace, "caller", listed, other, api_server).values()))
     namespace.apply(policy("egress", "caller", egress=[]))
-    assert soon(lambda: not any(open_from(namespace, "caller", listed, other, API_SERVER).values()))
+    assert soon(lambda: not any(open_from(namespace, "caller", listed, other, api_server).values()))
     peer = {"podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["server"]}]}}
     namespace.apply(policy("egress", "caller", egress=[{"to": [peer], "ports": [{"port": "web"}]}]))
     assert soon(lambda: open_from(namespace, "caller", listed)[listed])
-    assert not any(open_from(namespace, "caller", other, API_SERVER).values())
-    assert open_from(namespace, "server", API_SERVER)[API_SERVER], "a pod that no policy selects"
+    assert not any(open_from(namespace, "caller", other, api_server).values())
+    assert open_from(namespace, "server", api_server)[api_server], "a pod that no policy selects"
 
 
 def test_ingress_opens_only_for_listed_peers(pair):
@@ -67,14 +70,14 @@ def test_ingress_opens_only_for_listed_peers(pair):
     assert not open_from(namespace, "caller", f"{server}:8001")[f"{server}:8001"]
 
 
-def test_blocks_of_addresses_have_exceptions(pair):
+def test_blocks_of_addresses_have_exceptions(pair, api_server):
     namespace, server = pair
     target = f"{server}:8000"
     block = {"cidr": "0.0.0.0/0", "except": [f"{server}/32"]}
-    assert soon(lambda: all(open_from(namespace, "caller", target, API_SERVER).values()))
+    assert soon(lambda: all(open_from(namespace, "caller", target, api_server).values()))
     namespace.apply(policy("egress", "caller", egress=[{"to": [{"ipBlock": block}]}]))
     assert soon(lambda: not open_from(namespace, "caller", target)[target])
-    assert open_from(namespace, "caller", API_SERVER)[API_SERVER]
+    assert open_from(namespace, "caller", api_server)[api_server]
 
 
 def pod(name: str, address: str, **labels: str) -> dict:

@@ -19,6 +19,7 @@ BUILD_SECONDS = 3600
 IMAGES = ROOT / "deploy" / "images"
 BASE = "sovereign-appliance/base:bookworm"
 BUILT = ("gateway", "worker-cpu")
+POSTGRES = "postgresql:debian"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,14 @@ def load_base(cache: BuildCache, engine: ContainerEngine, image: str, *more: str
     entry = cache.entry("-".join(("base", *more)), (image, *more, IMAGES / "base.sh"), make)
     if not engine.docker("images", "--quiet", image):
         engine.docker("load", "--input", entry / "image.tar")
+
+
+def build_postgres(cache: BuildCache, engine: ContainerEngine) -> None:
+    """Build `POSTGRES`: Debian's PostgreSQL in place of the official image."""
+    base = "base-with-postgresql:bookworm"
+    load_base(cache, engine, base, "postgresql-15")
+    build = ("build", "--quiet", "--network=none", f"--build-arg=BASE_IMAGE={base}", f"--tag={POSTGRES}")
+    engine.docker(*build, Path(__file__).with_name("postgres_image"))
 
 
 def run(*words: str | Path, environment: dict[str, str] | None = None) -> str:

@@ -3,26 +3,21 @@ The postgres profile of `deploy/compose.yaml`, with Debian's PostgreSQL in place
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.deploy.compose_project import START_SECONDS, ComposeProject, compose_project
-from tests.deploy.conftest import load_base
+from tests.deploy.conftest import POSTGRES, build_postgres
 
-BASE, IMAGE = "base-with-postgresql:bookworm", "postgresql:debian"
 URL = "postgresql://gateway@postgres/audit?password_file=/run/secrets/database-gateway-password"
 
 
 @pytest.fixture(scope="module")
 def project(images, build_cache) -> Iterator[ComposeProject]:
     """Gateway and database, as the manual says to bring them up; no worker is needed for that."""
-    engine = images.engine
-    load_base(build_cache, engine, BASE, "postgresql-15")
-    build = ("build", "--quiet", "--network=none", f"--build-arg=BASE_IMAGE={BASE}", f"--tag={IMAGE}")
-    engine.docker(*build, Path(__file__).with_name("postgres_image"))
+    build_postgres(build_cache, images.engine)
     with compose_project(
-        images, "postgres", {"POSTGRES_IMAGE": IMAGE, "APPLIANCE_DATABASE_URL": URL}
+        images, "postgres", {"POSTGRES_IMAGE": POSTGRES, "APPLIANCE_DATABASE_URL": URL}
     ) as project:
         project.compose("run", "--rm", "database", seconds=START_SECONDS)
         project.compose("up", "--detach", seconds=START_SECONDS)
