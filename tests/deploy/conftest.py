@@ -19,7 +19,7 @@ BUILD_SECONDS = 3600
 IMAGES = ROOT / "deploy" / "images"
 BASE = "sovereign-appliance/base:bookworm"
 BUILT = ("gateway", "worker-cpu")
-POSTGRES = "postgresql:debian"
+POSTGRES = "sovereign-appliance/postgresql:debian"
 
 
 @dataclass(frozen=True)
