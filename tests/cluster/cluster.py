@@ -2,6 +2,7 @@
 The cluster that the tests use: the built-in node, or the one that KUBECONFIG names.
 """
 
+import base64
 import json
 import os
 import subprocess
@@ -20,6 +21,8 @@ from tests.deploy.container_engine import CommandError, run_command
 
 PYTHON = "/opt/appliance/bin/python"
 """In the product's images."""
+PROMETHEUS_IMAGE = "CLUSTER_PROMETHEUS"
+"""Variable with the image of Prometheus in the cluster of KUBECONFIG."""
 WAIT_SECONDS = 600
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,6 +40,8 @@ class Cluster:
     """Values of the chart: where images and the demo models are."""
     directory: Path
     """For files that these programs read."""
+    prometheus: str
+    """Image of Prometheus; empty: none."""
     outside: tuple[str, ...] = ()
     """`host:port` of listeners outside the cluster."""
 
@@ -64,12 +69,13 @@ class Cluster:
         return self.kubectl("--namespace", namespace, *words)
 
     @contextmanager
-    def namespace(self, *, restricted: bool = True) -> Iterator["Namespace"]:
+    def namespace(self, name: str = "", *, restricted: bool = True) -> Iterator["Namespace"]:
         """A new one, with the pod security standard that the product promises; removed with all in it."""
-        name = f"appliance-{uuid.uuid4().hex[:8]}"
+        name = name or f"appliance-{uuid.uuid4().hex[:8]}"
         level = "restricted" if restricted else "baseline"
         labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
-        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        self.kubectl("create", "--filename", "-", stdin=json.dumps(made))
         try:
             yield Namespace(self, name)
         finally:
@@ -116,28 +122,43 @@ class Namespace:
         words = (release, str(CHART), "--values", str(file), "--wait", "--timeout", f"{WAIT_SECONDS}s")
         return self.helm(action, *words, version=version, seconds=WAIT_SECONDS + 60)
 
-    def secret(self, name: str, **data: str) -> None:
-        self.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data})
+    def secret(self, name: str, kind: str = "Opaque", **data: str) -> None:
+        """Create or replace one."""
+        head = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
+        self.apply({**head, "type": kind, "stringData": data})
+
+    def data_of(self, secret: str) -> dict[str, str]:
+        found = json.loads(self.kubectl("get", "secret", secret, "--output=json"))["data"]
+        return {key: base64.b64decode(value).decode() for key, value in found.items()}
 
     def pod(self, name: str, labels: Mapping[str, str], source: str) -> None:
-        """Start a pod that runs Python, and wait until it runs; meets the standard `restricted`."""
+        """Start a pod that runs Python, and wait until it runs."""
+        container = {
+            "image": self.cluster.image("gateway"),
+            "command": [PYTHON, "-I", "-u", "-c", source],
+            "ports": [{"name": "web", "containerPort": 8000}],
+            "readinessProbe": {"exec": {"command": ["true"]}},
+        }
+        self.start(name, labels, container)
+
+    def start(
+        self, name: str, labels: Mapping[str, str], container: dict[str, Any], *volumes: dict[str, Any]
+    ) -> None:
+        """Start a pod of one container, and wait until it is ready; meets the standard `restricted`."""
         security = {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
-        container = {
-            "name": "python",
-            "image": self.cluster.image("gateway"),
-            "command": [PYTHON, "-I", "-u", "-c", source],
+        own = {
+            "name": name,
             "securityContext": security,
-            "ports": [{"name": "web", "containerPort": 8000}],
-            "readinessProbe": {"exec": {"command": ["true"]}},
             "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
         }
         spec = {
-            "containers": [container],
+            "containers": [{**own, **container}],
+            "volumes": volumes,
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "enableServiceLinks": False,
@@ -195,4 +216,6 @@ def from_kubeconfig(values: Path, directory: Path) -> Cluster:
         return run_command(list(words), seconds, os.environ, check=check, stdin=stdin)
 
     read = yaml.safe_load(values.read_text(encoding="utf-8"))
-    return Cluster(run, {"helm3": "helm", "helm4": "helm"}, read, directory)
+    return Cluster(
+        run, {"helm3": "helm", "helm4": "helm"}, read, directory, os.environ.get(PROMETHEUS_IMAGE, "")
+    )

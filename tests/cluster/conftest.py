@@ -17,7 +17,7 @@ from tests.cluster.node import SYSTEM_IMAGES, Node, NoNodeError, kubernetes_node
 from tests.cluster.release import Release, installed
 from tests.deploy.build_cache import BuildCache
 from tests.deploy.chart.site import Values
-from tests.deploy.conftest import POSTGRES, Images, build_images, build_postgres, packages, use_packages
+from tests.deploy.conftest import BASE, POSTGRES, Images, build_images, build_postgres, packages, use_packages
 from tests.deploy.container_engine import (
     KNOCKED_PORT,
     OUTSIDE,
@@ -26,10 +26,12 @@ from tests.deploy.container_engine import (
     NoEngineError,
     container_engine,
 )
+from tests.deploy.monitoring_files import tool
 
 VALUES = "CLUSTER_VALUES"
 """Variable with a values file for the cluster of KUBECONFIG: where its images and the demo models are."""
 MODELS = "sovereign-appliance/demo-models:1"
+PROMETHEUS = "sovereign-appliance/prometheus:debian"
 TEST_SECONDS = 1800
 """Time limit of each test; the first one builds the images and starts the cluster."""
 REGISTRY = "docker.io"
@@ -92,22 +94,26 @@ def _built_in(cache: BuildCache, place: Path, programs: Path) -> Iterator[Cluste
     ):
         say("node ready, policies enforced")
         outside = (f"{OUTSIDE}:{KNOCKED_PORT}",)
-        yield Cluster(node.run, {"helm3": "helm3", "helm4": "helm4"}, values, run, outside)
+        programs_of_helm = {"helm3": "helm3", "helm4": "helm4"}
+        yield Cluster(node.run, programs_of_helm, values, run, PROMETHEUS, outside)
     say("removed")
 
 
 def _small_images(engine: ContainerEngine, place: Path, programs: Path) -> list[str]:
     """Images of one program each, and of the demo models."""
     contents = {
-        name: (programs / program, f'ENTRYPOINT ["/{program}"]') for name, program in SYSTEM_IMAGES.items()
+        name: ("scratch", programs / program, f'ENTRYPOINT ["/{program}"]')
+        for name, program in SYSTEM_IMAGES.items()
     }
-    contents[MODELS] = (ROOT / "demo" / "models", 'CMD ["nothing"]')
-    for name, (content, line) in contents.items():
+    contents[MODELS] = ("scratch", ROOT / "demo" / "models", 'CMD ["nothing"]')
+    # Debian's program needs Debian's C library.
+    contents[PROMETHEUS] = (BASE, Path(tool("prometheus")), 'USER 65534\nENTRYPOINT ["/prometheus"]')
+    for name, (base, content, line) in contents.items():
         context = place / "context"
         copy = shutil.copytree if content.is_dir() else shutil.copy2
         context.mkdir()
         copy(content, context / content.name)
-        text = f"FROM scratch\nCOPY {content.name} /{content.name}\n{line}\n"
+        text = f"FROM {base}\nCOPY {content.name} /{content.name}\n{line}\n"
         (context / "Dockerfile").write_text(text, encoding="utf-8")
         engine.docker("build", "--quiet", "--tag", name, context)
         shutil.rmtree(context)

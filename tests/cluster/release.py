@@ -7,17 +7,21 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster.cluster import Namespace
+from tests.cluster.cluster import WAIT_SECONDS, Namespace
+from tests.cluster.connections import open_from, soon
 from tests.deploy.chart.site import Values
 
 NAME = "appliance"
 GATEWAY = f"{NAME}-gateway"
 MODEL = "demo-coder"
+WORKER = f"{NAME}-m-{MODEL}"
+"""Name of its Deployment."""
+CONTROL_TOKEN = "control-token"
 CLIENT = "client"
 """A pod of the same namespace, which may call gateways."""
 CONFIG = ("--config", "/etc/appliance/appliance.yaml")
 VALUES: Values = {
-    "keys": {"controlToken": {"existingSecret": "control-token"}},
+    "keys": {"controlToken": {"existingSecret": CONTROL_TOKEN}},
     "models": [
         {
             "name": MODEL,
@@ -39,15 +43,16 @@ VALUES: Values = {
 }
 SLEEP = "import signal; signal.pause()"
 CHAT = """
-import json, sys, time, urllib.error, urllib.request
-url, key, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+import json, ssl, sys, time, urllib.error, urllib.request
+url, key, seconds, authority = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]
+trusted = ssl.create_default_context(cadata=authority or None)
 body = {"model": "demo-coder", "messages": [{"role": "user", "content": "def add(a, b):"}], "max_tokens": 16}
 headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
 began, refused = time.monotonic(), 0
 while True:
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=120, context=trusted) as answer:
             print(json.dumps({"status": answer.status, "refused": refused, "body": json.load(answer)}))
         break
     except urllib.error.HTTPError as error:
@@ -58,7 +63,7 @@ while True:
         refused += 1
         time.sleep(0.2)
 """
-"""One request, again while its key is not known yet: URL, key, maximum seconds of that."""
+"""One request, again while its key is not known yet: URL, key, maximum seconds of that, authority (PEM)."""
 KEY_SECONDS = 30
 
 
@@ -80,15 +85,40 @@ class Release:
         self.appliance("tenant", "create", tenant)
         return self.appliance("key", "create", tenant).split()[0]
 
-    def chat(self, key: str) -> dict[str, Any]:
-        """What a pod gets that calls the Service: `status`, `body`, and how often its key was `refused`."""
-        url = f"http://{self.gateway}.{self.namespace.name}.svc:8080"
-        return json.loads(self.namespace.python(CLIENT, CHAT, url, key, str(KEY_SECONDS)))
+    def chat(self, key: str, authority: str = "") -> dict[str, Any]:
+        """
+        What a pod gets that calls the Service: `status`, `body`, and how often its key was `refused`.
+
+        Args:
+            key: API key.
+            authority: trusted one (PEM), for a gateway with TLS.
+        """
+        url = f"{'https' if authority else 'http'}://{self.host}:8080"
+        return json.loads(self.namespace.python(CLIENT, CHAT, url, key, str(KEY_SECONDS), authority))
+
+    @property
+    def host(self) -> str:
+        """Name of the Service in the cluster."""
+        return f"{self.gateway}.{self.namespace.name}.svc"
+
+    def wait_until_served(self) -> None:
+        """Wait until all pods are ready, and the nodes know it and lead the Service's clients there."""
+        for workload in (f"statefulset/{self.gateway}", f"deployment/{WORKER}"):
+            words = ("rollout", "status", workload, f"--timeout={WAIT_SECONDS}s")
+            self.namespace.kubectl(*words, seconds=WAIT_SECONDS + 60)
+        target = f"{self.host}:8080"
+        assert soon(lambda: open_from(self.namespace, CLIENT, target)[target])
+
+    def pod_of(self, component: str) -> dict[str, Any]:
+        """The only pod of a component that is not on its way out."""
+        pods = self.namespace.objects("pods", f"app.kubernetes.io/component={component}")
+        (pod,) = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        return pod
 
 
 def installed(namespace: Namespace) -> Release:
     """Install it, and start `CLIENT`."""
-    namespace.secret("control-token", token=secrets.token_hex(32))
+    namespace.secret(CONTROL_TOKEN, token=secrets.token_hex(32))
     namespace.install(VALUES, NAME)
     namespace.pod(CLIENT, {"app": CLIENT}, SLEEP)
     return Release(namespace, GATEWAY)

@@ -56,7 +56,7 @@ def built() -> Path | None:
 
 
 def build() -> Path:
-    """The same, built first where needed: 15 minutes on two cores."""
+    """The same, built first where needed; takes long and both cores."""
 
     def make(directory: Path) -> None:
         go = shutil.which("go", path=f"{os.environ['PATH']}:/usr/local/go/bin:/usr/lib/go/bin")
