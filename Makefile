@@ -89,7 +89,7 @@ alone: setup-dev ## What is promised in seconds, on a quiet machine
 clients: client-tools ## Unmodified clients against a real worker, each in an environment of its own
 	@$(PYTEST) tests/clients
 
-cluster: setup-dev ## The chart in a Kubernetes of one node, or in that of KUBECONFIG
+cluster: $(if $(KUBECONFIG),setup-dev,cluster-tools) ## The chart in a Kubernetes of one node, or in that of KUBECONFIG
 	@$(PYTEST) tests/cluster --capture=no
 
 cluster-smoke: setup-dev ## The same in 20 minutes at most: install, chat, helm test, denied connections

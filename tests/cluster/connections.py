@@ -13,23 +13,23 @@ import concurrent.futures, json, socket, sys
 def opens(target):
     host, _, port = target.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=3).close()
+        socket.create_connection((host, int(port)), timeout=2).close()
     except OSError:
         return False
     return True
-with concurrent.futures.ThreadPoolExecutor() as side_by_side:
+with concurrent.futures.ThreadPoolExecutor(100) as side_by_side:
     print(json.dumps(dict(zip(sys.argv[1:], side_by_side.map(opens, sys.argv[1:])))))
 """
-LISTEN = """
+PORTS = (5432, 8000, 8001, 8080, 8081, 9002, 9090)
+LISTEN = f"""
 import socketserver, threading
 class Close(socketserver.BaseRequestHandler):
     pass
 socketserver.ThreadingTCPServer.allow_reuse_address = True
-servers = [socketserver.ThreadingTCPServer(("", port), Close) for port in (8000, 8001)]
-threading.Thread(target=servers[0].serve_forever).start()
-servers[1].serve_forever()
+for port in {PORTS}:
+    threading.Thread(target=socketserver.ThreadingTCPServer(("", port), Close).serve_forever).start()
 """
-"""A pod that listens on the ports 8000 and 8001."""
+"""A pod that listens on `PORTS`."""
 ENFORCED_SECONDS = 30
 """Maximum time until a new policy holds."""
 

@@ -58,7 +58,7 @@ def test_speculation_status_shows_the_draft_at_work(release):
     """Without a word about addresses or keys: the command finds both in the pod."""
     assert release.chat(release.key("radiology"))["status"] == 200
     (worker,) = json.loads(release.appliance("speculation", "status", "--json"))["workers"]
-    assert worker["mode"] == "speculative"
+    assert (worker["models"], worker["mode"]) == ([MODEL], "speculative")
 
 
 def test_prometheus_of_the_namespace_monitoring_scrapes_by_default(release, monitoring):
