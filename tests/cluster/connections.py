@@ -39,9 +39,9 @@ def open_from(namespace: Namespace, pod: str, *targets: str) -> dict[str, bool]:
     return json.loads(namespace.python(pod, ATTEMPT, *targets))
 
 
-def soon(condition: Callable[[], object]) -> bool:
-    """Whether a condition holds before `ENFORCED_SECONDS` are over."""
-    until = time.monotonic() + ENFORCED_SECONDS
+def soon(condition: Callable[[], object], seconds: float = ENFORCED_SECONDS) -> bool:
+    """Whether a condition holds before the time is over."""
+    until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
             return False

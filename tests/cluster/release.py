@@ -73,11 +73,11 @@ class Release:
 
     namespace: Namespace
     gateway: str
-    """Name of its Service, and, with `-0`, of its first pod."""
+    """Name of its Service, and, with `-0`, of the first pod of its StatefulSet."""
 
     def appliance(self, *words: str, check: bool = True) -> str:
-        """What a command in the gateway's pod prints."""
-        done = self.namespace.exec(f"{self.gateway}-0", "appliance", *words, *CONFIG, check=check)
+        """What a command in a gateway's pod prints."""
+        done = self.namespace.exec(f"service/{self.gateway}", "appliance", *words, *CONFIG, check=check)
         return done.stdout
 
     def key(self, tenant: str) -> str:
@@ -114,6 +114,10 @@ class Release:
         pods = self.namespace.objects("pods", f"app.kubernetes.io/component={component}")
         (pod,) = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         return pod
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:8080"
 
 
 def installed(namespace: Namespace) -> Release:
