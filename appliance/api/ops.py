@@ -19,13 +19,21 @@ async def healthz() -> Response:
 
 @health.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Readiness: whether a request would be served now, each check, and warnings."""
+    """
+    Readiness: whether a request would be served now, each check, and warnings.
+
+    With `exclude=workers` a gateway stays ready when all workers are away: out of its Service it would refuse
+    connections, instead of letting requests wait or answering 503.  Before its first worker it has no models.
+    """
     services: Services = request.app.state.services
+    has_workers = services.pool.any_healthy() or (
+        request.query_params.get("exclude") == "workers" and services.pool.had_healthy()
+    )
     audit, egress = services.audit_health(), services.egress_status()
     others = (services.tenants_warning(), services.forward_warning(), services.wall.warning)
     checks = {
         "audit": audit.problem(services.audit.state().failure) or "ok",
-        "workers": "ok" if services.pool.any_healthy() else "no worker is healthy",
+        "workers": "ok" if has_workers else "no worker is healthy",
     }
     if egress.mode != "off":
         checks["egress"] = egress.problem or "ok"

@@ -119,6 +119,10 @@ class WorkerPool:
     async def wait_healthy(self) -> None:
         await self._became_healthy.wait()
 
+    def had_healthy(self) -> bool:
+        """Whether any worker has been healthy since the start."""
+        return self._became_healthy.is_set()
+
     def any_healthy(self) -> bool:
         return any(snapshot.takes_requests for snapshot in self._snapshots.values())
 

@@ -251,6 +251,8 @@ async def test_dead_worker_is_excluded_until_a_poll_succeeds(running):
     await running.post(chat(stream=True))
     assert not running.pool.any_healthy()
     assert (await running.get("/readyz")).status == 503
+    # Kubernetes asks so: a gateway out of its Service would refuse connections.
+    assert (await running.get("/readyz?exclude=workers")).status == 200
     await running.control.tick()
     running.worker.breaks_after = None
     assert (await running.post(chat())).status == 200
@@ -832,6 +834,7 @@ async def test_readiness_needs_a_worker(serve):
     assert (await running.get("/healthz")).status == 200
     ready = await running.get("/readyz")
     assert (ready.status, json.loads(ready.body)["checks"]["audit"]) == (503, "ok")
+    assert (await running.get("/readyz?exclude=workers")).status == 503, "it knows no models yet"
     reply = await running.post(chat())
     assert (reply.status, reply.error["code"]) == (503, "no_worker_available")
 

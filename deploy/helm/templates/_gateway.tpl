@@ -151,8 +151,9 @@ spec:
         periodSeconds: 2
         timeoutSeconds: 5
         failureThreshold: 150
+      # Requests wait, or get 503, while all workers are away; without an endpoint clients would be refused.
       readinessProbe:
-        httpGet: {path: /readyz, port: admin, scheme: {{ $scheme }}}
+        httpGet: {path: "/readyz?exclude=workers", port: admin, scheme: {{ $scheme }}}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 2

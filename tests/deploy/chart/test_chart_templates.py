@@ -212,6 +212,12 @@ def test_probes_speak_tls_where_the_gateway_does():
     assert {probe["scheme"] for probe in probes} == {"HTTPS"}
 
 
+def test_gateway_stays_in_its_service_while_all_workers_are_away():
+    """There its requests wait or get 503; without an endpoint connections would be refused."""
+    probe = container(render(site()).one("StatefulSet"))["readinessProbe"]["httpGet"]
+    assert probe["path"] == "/readyz?exclude=workers"
+
+
 def test_cert_manager_makes_the_certificate_that_the_gateway_serves():
     """For the Services' names unless the values list others; mounted and probed like any other."""
     issuer = {"name": "enclave", "kind": "ClusterIssuer"}
@@ -354,6 +360,8 @@ def test_postgresql_is_in_the_chart_only_where_asked():
     rendered = render(site(IN_CHART))
     postgres = rendered.one("StatefulSet", "postgres")
     assert postgres["spec"]["volumeClaimTemplates"]
+    variables = {each["name"]: each.get("value", "") for each in container(postgres)["env"]}
+    assert "--encoding=UTF8" in variables["POSTGRES_INITDB_ARGS"], "the audit log refuses others"
     assert rendered.one("Job")
     assert rendered.one("NetworkPolicy", "postgres")["spec"]["egress"] == []
 
