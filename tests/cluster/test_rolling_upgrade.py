@@ -1,0 +1,195 @@
+"""
+Gateways and workers are replaced, rolled back, killed and deleted, while clients keep 20 streams running.
+
+The tests of this file run in order: each leaves a release that the next one changes.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from tests.cluster.cluster import WAIT_SECONDS
+from tests.cluster.connections import soon
+from tests.cluster.release import CLIENT, GATEWAY, NAME, SLEEP, VALUES, Release
+from tests.cluster.streams import Streams, streams
+from tests.deploy.chart.site import Values, over
+
+IDLE_SECONDS = 10
+"""Maximum seconds from the deletion of an idle worker's pod to its end."""
+WORKERS = "app.kubernetes.io/component=worker"
+REPLACED = ("gateway", "worker")
+"""Components whose pods an upgrade replaces."""
+
+
+def release_values(*, workers: int, revision: str) -> Values:
+    """Two gateways on PostgreSQL in the chart; another revision replaces all pods of gateways and workers."""
+    small = {"requests": {"cpu": "100m", "memory": "512Mi"}}
+    (model,) = VALUES["models"]
+    worker = {
+        "replicas": workers,
+        "podAnnotations": {"revision": revision},
+        "resources": {"requests": {"cpu": "200m", "memory": "3Gi"}, "limits": {"memory": "5Gi"}},
+        "shmSize": "512Mi",
+    }
+    values = {
+        "keys": {
+            "signingKey": {"existingSecret": "signing-key"},
+            "tenantsMac": {"existingSecret": "tenants-mac"},
+        },
+        "database": {"kind": "inChart", "inChart": {"existingSecret": "postgres", "resources": small}},
+        "gateway": {
+            "kind": "Deployment",
+            "replicas": 2,
+            "podAnnotations": {"revision": revision},
+            "resources": small,
+        },
+        "models": [over(model, worker)],
+    }
+    return over(VALUES, values)
+
+
+@pytest.fixture(scope="module")
+def pair(cluster) -> Iterator[Release]:
+    """Two gateways and one worker."""
+    with cluster.namespace() as namespace:
+        key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        namespace.secret("control-token", token=secrets.token_hex(32))
+        namespace.secret("signing-key", **{"audit.key": key.decode()})
+        namespace.secret("tenants-mac", **{"tenants-mac.key": secrets.token_hex(32)})
+        passwords = {f"{role}-password": secrets.token_hex(16) for role in ("owner", "gateway")}
+        namespace.secret("postgres", **passwords)
+        namespace.install(release_values(workers=1, revision="first"), NAME)
+        namespace.pod(CLIENT, {"app": CLIENT}, SLEEP)
+        yield Release(namespace, GATEWAY)
+
+
+@pytest.fixture(scope="module")
+def key(pair) -> str:
+    """A tenant's key that the gateways accept."""
+    key = pair.key("clinic")
+    assert pair.chat(key)["status"] == 200
+    return key
+
+
+def pods(pair: Release, component: str) -> dict[str, str]:
+    """Names of pods by the id that changes when a pod is replaced."""
+    found = pair.namespace.objects("pods", f"app.kubernetes.io/component={component}")
+    return {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in found}
+
+
+def assert_valid(pair: Release) -> None:
+    """The audit log is valid and complete: it has no entry of a request without its end."""
+    assert soon(lambda: "valid and complete" in pair.appliance("audit", "verify", check=False)), pair.appliance(
+        "audit", "verify", check=False
+    )
+
+
+def assert_ends_soon(pair: Release, pod: str) -> float:
+    """Seconds until the pod's object is gone."""
+    began = time.monotonic()
+    pair.namespace.kubectl("wait", "--for=delete", f"pod/{pod}", f"--timeout={IDLE_SECONDS}s", check=False)
+    seconds = time.monotonic() - began
+    left = pair.namespace.kubectl("get", "pod", pod, "--ignore-not-found", "--output=name")
+    assert not left, f"{pod} still exists after {seconds:.1f} s\n{pair.namespace.state()}"
+    return seconds
+
+
+def further(running: Streams, count: int) -> None:
+    """Wait until more streams are complete."""
+    before = len(running.report().complete)
+    assert soon(lambda: len(running.report().complete) >= before + count, WAIT_SECONDS), "no stream completes"
+
+
+def test_a_busy_only_worker_ends_after_its_streams_and_requests_wait_for_the_next(pair, key):
+    """As on GPUs, where the new worker cannot start beside the old one."""
+    (worker,) = pods(pair, "worker").values()
+    with streams(pair.namespace, pair.url, key) as running:
+        deleted = time.time()
+        pair.namespace.kubectl("delete", "pod", worker, "--wait=false")
+        pair.namespace.kubectl("wait", "--for=delete", f"pod/{worker}", "--timeout=300s", seconds=330)
+        gone = time.time()
+        further(running, 20)
+    records = running.report().records
+    say(pair, "busy", records, deleted=deleted, gone=gone)
+    assert {each["status"] for each in records} <= {200, 503}, records
+    assert not [each for each in records if each["error"]]
+    assert all(each["done"] and each["finish"] for each in records if each["status"] == 200)
+    assert all(each["retry_after"] for each in records if each["status"] == 503)
+    served = [each["began"] + each["seconds"] for each in records if each["began"] < deleted]
+    assert gone - max(served) < IDLE_SECONDS
+    assert_valid(pair)
+
+
+def test_upgrade_of_two_gateways_and_two_workers_under_20_streams_fails_no_request(pair, key):
+    pair.namespace.install(release_values(workers=2, revision="first"), NAME, action="upgrade")
+    before = {component: pods(pair, component) for component in REPLACED}
+    assert {component: len(found) for component, found in before.items()} == {"gateway": 2, "worker": 2}
+    with streams(pair.namespace, pair.url, key) as running:
+        pair.namespace.install(release_values(workers=2, revision="second"), NAME, action="upgrade")
+        for component, old in before.items():
+            for pod in old.values():
+                pair.namespace.kubectl(
+                    "wait", "--for=delete", f"pod/{pod}", "--timeout=300s", seconds=330
+                )
+            assert len(pods(pair, component)) == 2
+        further(running, 20)
+    report = running.report()
+    say(pair, "upgrade", report.records)
+    assert not report.failed
+    assert_valid(pair)
+
+
+def test_killed_worker_ends_its_streams_visibly_and_new_requests_succeed(pair, key):
+    first, *_ = pods(pair, "worker").values()
+    with streams(pair.namespace, pair.url, key) as running:
+        killed = time.time()
+        pair.namespace.kubectl("delete", "pod", first, "--grace-period=0", "--force")
+        further(running, 20)
+        again = time.time()
+        further(running, 20)
+    report = running.report()
+    say(pair, "killed", report.records, killed=killed, again=again)
+    assert not [each for each in report.failed if each["began"] > again]
+    assert_valid(pair)
+
+
+def test_idle_worker_ends_in_10_seconds(pair):
+    assert soon(lambda: ready(pair) == 2, WAIT_SECONDS)
+    first, *_ = pods(pair, "worker").values()
+    pair.namespace.kubectl("delete", "pod", first, "--wait=false")
+    print(f"\nidle: {assert_ends_soon(pair, first):.1f} s")  # noqa: T201
+
+
+def test_rollback_to_a_single_worker_under_20_streams_fails_no_request(pair, key):
+    """The new worker starts beside the old one."""
+    before = pods(pair, "worker")
+    with streams(pair.namespace, pair.url, key) as running:
+        pair.namespace.helm("rollback", NAME, "1", "--wait", f"--timeout={WAIT_SECONDS}s")
+        for pod in before.values():
+            pair.namespace.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=300s", seconds=330)
+        assert len(pods(pair, "worker")) == 1
+        further(running, 20)
+    report = running.report()
+    say(pair, "rollback", report.records)
+    assert not report.failed
+    assert_valid(pair)
+
+
+def ready(pair: Release) -> int:
+    found = pair.namespace.objects("pods", WORKERS)
+    return sum(
+        all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
+        for pod in found
+        if "deletionTimestamp" not in pod["metadata"]
+    )
+
+
+def say(pair, name, records, **times):
+    with open(f"/tmp/kup-{name}.json", "w") as file:
+        json.dump({"records": records, **times}, file)
+    print(name, times, len(records))
