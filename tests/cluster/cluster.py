@@ -24,6 +24,8 @@ PYTHON = "/opt/appliance/bin/python"
 PROMETHEUS_IMAGE = "CLUSTER_PROMETHEUS"
 """Variable with the image of Prometheus in the cluster of KUBECONFIG."""
 WAIT_SECONDS = 600
+FORMER_TAG = "CLUSTER_FORMER_TAG"
+"""Variable with the tag of an earlier version's images, for the cluster of KUBECONFIG."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,6 +46,8 @@ class Cluster:
     """Image of Prometheus; empty: none."""
     outside: tuple[str, ...] = ()
     """`host:port` of listeners outside the cluster."""
+    former_tag: str = ""
+    """Tag of the images of an earlier version; empty: there are none."""
 
     def kubectl(self, *words: str, **options: Any) -> str:
         """What a command prints."""
@@ -59,8 +63,17 @@ class Cluster:
 
     def image(self, name: str) -> str:
         """Reference of an image of the chart."""
-        values = over(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")), self.values)
-        registry, image = values["global"]["imageRegistry"], values["images"][name]
+        return self._reference(self._all_values()["images"][name])
+
+    def demo_models(self) -> str:
+        """Reference of the image of the demo models."""
+        return self._reference(self._all_values()["modelDefaults"]["target"]["image"])
+
+    def _all_values(self) -> Values:
+        return over(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")), self.values)
+
+    def _reference(self, image: Values) -> str:
+        registry = self._all_values()["global"]["imageRegistry"]
         return "/".join(filter(None, (registry, f"{image['repository']}@{image['digest']}")))
 
     def service(self, namespace: str, name: str) -> str:
@@ -79,10 +92,17 @@ class Cluster:
         try:
             yield Namespace(self, name)
         finally:
-            # Kubernetes looks at a namespace again after half its pods' grace periods, so they end before it.
-            kinds = "cronjobs,deployments,statefulsets,jobs,pods"
-            for words in (("--namespace", name, "delete", kinds, "--all"), ("delete", "namespace", name)):
-                self.kubectl(*words, "--wait=true", seconds=WAIT_SECONDS)
+            self.remove(name)
+
+    def remove(self, namespace: str) -> None:
+        """Delete a namespace with all in it."""
+        # Kubernetes looks at a namespace again after half its pods' grace periods, so they end before it.
+        kinds = "cronjobs,deployments,statefulsets,jobs,pods"
+        for words in (
+            ("--namespace", namespace, "delete", kinds, "--all"),
+            ("delete", "namespace", namespace),
+        ):
+            self.kubectl(*words, "--wait=true", "--ignore-not-found", seconds=WAIT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -114,12 +134,18 @@ class Namespace:
         return done.stdout
 
     def install(
-        self, values: Values, release: str, *, action: str = "install", version: str = "helm3"
+        self,
+        values: Values,
+        release: str,
+        *,
+        action: str = "install",
+        version: str = "helm3",
+        chart: Path = CHART,
     ) -> str:
         """Install or upgrade the chart, and wait until all of it is ready."""
         file = self.cluster.directory / f"{self.name}.yaml"
         file.write_text(yaml.safe_dump(over(self.cluster.values, values)), encoding="utf-8")
-        words = (release, str(CHART), "--values", str(file), "--wait", "--timeout", f"{WAIT_SECONDS}s")
+        words = (release, str(chart), "--values", str(file), "--wait", "--timeout", f"{WAIT_SECONDS}s")
         return self.helm(action, *words, version=version, seconds=WAIT_SECONDS + 60)
 
     def secret(self, name: str, kind: str = "Opaque", **data: str) -> None:
@@ -131,15 +157,27 @@ class Namespace:
         found = json.loads(self.kubectl("get", "secret", secret, "--output=json"))["data"]
         return {key: base64.b64decode(value).decode() for key, value in found.items()}
 
-    def pod(self, name: str, labels: Mapping[str, str], source: str) -> None:
-        """Start a pod that runs Python, and wait until it runs."""
+    def pod(
+        self, name: str, labels: Mapping[str, str], source: str, volumes: Mapping[str, Values] | None = None
+    ) -> None:
+        """
+        Start a pod that runs Python, and wait until it runs.
+
+        Args:
+            name: its name.
+            labels: its labels.
+            source: the program.
+            volumes: by their names, which are also their directories in the root.
+        """
+        volumes = volumes or {}
         container = {
             "image": self.cluster.image("gateway"),
             "command": [PYTHON, "-I", "-u", "-c", source],
             "ports": [{"name": "web", "containerPort": 8000}],
             "readinessProbe": {"exec": {"command": ["true"]}},
+            "volumeMounts": [{"name": each, "mountPath": f"/{each}"} for each in volumes],
         }
-        self.start(name, labels, container)
+        self.start(name, labels, container, *({"name": each, **volume} for each, volume in volumes.items()))
 
     def start(
         self, name: str, labels: Mapping[str, str], container: dict[str, Any], *volumes: dict[str, Any]
@@ -159,6 +197,7 @@ class Namespace:
         spec = {
             "containers": [{**own, **container}],
             "volumes": volumes,
+            "securityContext": {"fsGroup": 10001},
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "enableServiceLinks": False,
@@ -216,6 +255,6 @@ def from_kubeconfig(values: Path, directory: Path) -> Cluster:
         return run_command(list(words), seconds, os.environ, check=check, stdin=stdin)
 
     read = yaml.safe_load(values.read_text(encoding="utf-8"))
-    return Cluster(
-        run, {"helm3": "helm", "helm4": "helm"}, read, directory, os.environ.get(PROMETHEUS_IMAGE, "")
-    )
+    programs = {"helm3": "helm", "helm4": "helm"}
+    prometheus, former = (os.environ.get(name, "") for name in (PROMETHEUS_IMAGE, FORMER_TAG))
+    return Cluster(run, programs, read, directory, prometheus, former_tag=former)

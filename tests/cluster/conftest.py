@@ -4,6 +4,7 @@ Fixtures: one cluster for all tests, and the chart installed in it.
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,17 @@ from tests.cluster.node import SYSTEM_IMAGES, Node, NoNodeError, kubernetes_node
 from tests.cluster.release import Release, installed
 from tests.deploy.build_cache import BuildCache
 from tests.deploy.chart.site import Values
-from tests.deploy.conftest import BASE, POSTGRES, Images, build_images, build_postgres, packages, use_packages
+from tests.deploy.conftest import (
+    BASE,
+    PIP_WHEEL,
+    POSTGRES,
+    Images,
+    build_images,
+    build_postgres,
+    packages,
+    run,
+    use_packages,
+)
 from tests.deploy.container_engine import (
     KNOCKED_PORT,
     OUTSIDE,
@@ -36,6 +47,16 @@ TEST_SECONDS = 1800
 """Time limit of each test; the first one builds the images and starts the cluster."""
 REGISTRY = "docker.io"
 """What the image store puts before names without a registry."""
+FORMER = "b8f7e63"
+"""The commit whose chart and images are upgraded; `former` has its chart."""
+FORMER_IMAGE = """
+FROM {image}
+USER 0:0
+RUN rm -rf {packages}/appliance {packages}/sovereign_appliance-*
+COPY site {packages}
+USER 10001:0
+"""
+PACKAGES = "/opt/appliance/lib/python3.11/site-packages"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,7 +97,7 @@ def _built_in(cache: BuildCache, place: Path, programs: Path) -> Iterator[Cluste
         use_packages(packages(cache), built)
         with container_engine(built / "data") as engine:
             product = build_images(engine)
-            own = _small_images(engine, built, programs)
+            own = [*_small_images(engine, built, programs), *_former_images(engine, built, product)]
             build_postgres(cache, engine)
             say("images built")
             save = ["docker", "save", product.gateway, product.worker, POSTGRES, *own]
@@ -86,16 +107,17 @@ def _built_in(cache: BuildCache, place: Path, programs: Path) -> Iterator[Cluste
         values.update(_values(product, node.digests()))
 
     values: Values = {}
-    run = place / "node"
-    run.mkdir()
+    directory = place / "node"
+    directory.mkdir()
     with (
-        kubernetes_node(run, programs, import_images, tools.kubernetes_version()) as node,
-        enforced(node, run / "policies"),
+        kubernetes_node(directory, programs, import_images, tools.kubernetes_version()) as node,
+        enforced(node, directory / "policies"),
     ):
         say("node ready, policies enforced")
         outside = (f"{OUTSIDE}:{KNOCKED_PORT}",)
         programs_of_helm = {"helm3": "helm3", "helm4": "helm4"}
-        yield Cluster(node.run, programs_of_helm, values, run, PROMETHEUS, outside)
+        former = FORMER if any(name.endswith(f":{FORMER}") for name in node.digests()) else ""
+        yield Cluster(node.run, programs_of_helm, values, directory, PROMETHEUS, outside, former)
     say("removed")
 
 
@@ -118,6 +140,34 @@ def _small_images(engine: ContainerEngine, place: Path, programs: Path) -> list[
         engine.docker("build", "--quiet", "--tag", name, context)
         shutil.rmtree(context)
     return list(contents)
+
+
+def _former_images(engine: ContainerEngine, place: Path, product: Images) -> list[str]:
+    """The present images with `FORMER`'s appliance in place of the present one; none without its commit."""
+    source = former_source(place / FORMER)
+    if source is None:
+        return []
+    run(*PIP_WHEEL, "--find-links", place / "wheels" / "build", "--wheel-dir", source / "wheel", source)
+    (wheel,) = (source / "wheel").glob("*.whl")
+    context = source / "context"
+    shutil.unpack_archive(wheel, context / "site", "zip")
+    names = []
+    for image in (product.gateway, product.worker):
+        text = FORMER_IMAGE.format(image=image, packages=PACKAGES)
+        (context / "Dockerfile").write_text(text, encoding="utf-8")
+        names.append(f"{image.rpartition(':')[0]}:{FORMER}")
+        engine.docker("build", "--quiet", "--network=none", "--tag", names[-1], context)
+    return names
+
+
+def former_source(place: Path, *paths: str) -> Path | None:
+    """Files of `FORMER`, all without `paths`, in a new directory; None if this checkout lacks the commit."""
+    place.mkdir()
+    words = ("git", "-C", str(ROOT), "archive", "--output", str(place / "all.tar"), FORMER, *paths)
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        return None
+    shutil.unpack_archive(place / "all.tar", place, filter="data")
+    return place
 
 
 def _values(product: Images, digests: dict[str, str]) -> Values:

@@ -34,6 +34,7 @@ from tests.deploy.container_engine import (
 
 FILES = Path(__file__).with_name("node")
 PROGRAMS = {
+    "curl": "curl",
     "ip": "iproute2",
     "nft": "nftables",
     "nsenter": "util-linux",

@@ -120,9 +120,9 @@ class Release:
         return f"http://{self.host}:8080"
 
 
-def installed(namespace: Namespace) -> Release:
+def installed(namespace: Namespace, values: Values = VALUES) -> Release:
     """Install it, and start `CLIENT`."""
     namespace.secret(CONTROL_TOKEN, token=secrets.token_hex(32))
-    namespace.install(VALUES, NAME)
+    namespace.install(values, NAME)
     namespace.pod(CLIENT, {"app": CLIENT}, SLEEP)
     return Release(namespace, GATEWAY)

@@ -20,6 +20,17 @@ IMAGES = ROOT / "deploy" / "images"
 BASE = "sovereign-appliance/base:bookworm"
 BUILT = ("gateway", "worker-cpu")
 POSTGRES = "sovereign-appliance/postgresql:debian"
+PIP_WHEEL = (
+    sys.executable,
+    "-m",
+    "pip",
+    "--disable-pip-version-check",
+    "wheel",
+    "--quiet",
+    "--no-deps",
+    "--no-index",
+)
+"""Needs `--find-links` with what builds a wheel."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +75,7 @@ def build_images(engine: ContainerEngine) -> Images:
     place = (engine.directory / "data").resolve().parent
     wheels = place / "wheels"
     # As wheels.sh makes it; all else that it makes is from `packages`.
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    )
-    run(*pip, "--find-links", wheels / "build", "--wheel-dir", wheels / "own", ROOT)
+    run(*PIP_WHEEL, "--find-links", wheels / "build", "--wheel-dir", wheels / "own", ROOT)
     built = engine.run("sh", IMAGES / "build.sh", wheels, *BUILT, seconds=BUILD_SECONDS)
     gateway, worker = built.stdout.split()
     knocks = json.loads((place / "knocks.json").read_text(encoding="utf-8"))
