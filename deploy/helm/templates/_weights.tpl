@@ -23,7 +23,9 @@
 {{- if eq .weights.source "pvc" }}
   persistentVolumeClaim:
     claimName: {{ .weights.claimName }}
-    readOnly: true
+    {{- /* Kubernetes sets the group of a local volume only for its first pod, and never for a read-only volume. */}}
+    {{- $load := .root.Values.weightsLoad }}
+    readOnly: {{ not (and $load.enabled (eq $load.claimName .weights.claimName)) }}
 {{- else if eq .weights.source "hostPath" }}
   hostPath:
     path: {{ .weights.hostPath }}

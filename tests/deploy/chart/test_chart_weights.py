@@ -165,3 +165,15 @@ def test_the_values_on_the_page_fill_the_claim_that_the_model_reads():
 
 def test_no_job_fills_a_claim_unless_asked():
     assert not render(site()).kind("Job")
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_worker_that_mounts_the_claim_first_leaves_it_writable_for_the_job(filled):
+    """The kubelet gives a local volume its group with its first pod, unless that mounts it read-only."""
+    pod = render(load("llama/current", enabled=filled)).one("Deployment", "ministry-8b")["spec"]["template"][
+        "spec"
+    ]
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "target")
+    assert volume["persistentVolumeClaim"]["readOnly"] is not filled
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "target")
+    assert mount["readOnly"] is True
