@@ -34,6 +34,11 @@ VALUES: Values = {
                 "limits": {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "8Gi"},
             },
             "shmSize": "1Gi",
+            # vLLM would bind the threads of every worker to the same core.
+            "extraEnv": [
+                {"name": "VLLM_CPU_OMP_THREADS_BIND", "value": "nobind"},
+                {"name": "OMP_NUM_THREADS", "value": "1"},
+            ],
             "cacheSize": "4Gi",
         }
     ],

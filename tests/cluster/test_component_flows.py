@@ -5,6 +5,7 @@ The pods have the labels of the chart's pods and nothing else of them: they list
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,10 @@ def site_of_pods(cluster) -> Iterator[tuple[dict[str, Namespace], Path]]:
         shown = namespace.helm("template", NAME, str(CHART), *words)
         objects = [each for each in yaml.safe_load_all(shown) if each]
         pods = {labels["app.kubernetes.io/component"]: labels for labels in labels_of(objects)}
-        for name, labels in {**pods, **OTHERS}.items():
-            namespace.pod(name, labels, LISTEN)
-        for name, labels in ELSEWHERE.items():
-            elsewhere.pod(name, labels, LISTEN)
+        made = [(namespace, *each) for each in {**pods, **OTHERS}.items()]
+        made += [(elsewhere, *each) for each in ELSEWHERE.items()]
+        with ThreadPoolExecutor() as side_by_side:
+            list(side_by_side.map(lambda each: each[0].pod(*each[1:], LISTEN), made))
         policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
         file.write_text(yaml.safe_dump_all(policies), encoding="utf-8")
         yield dict.fromkeys((*pods, *OTHERS), namespace) | dict.fromkeys(ELSEWHERE, elsewhere), file

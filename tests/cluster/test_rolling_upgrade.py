@@ -26,14 +26,21 @@ REPLACED = ("gateway", "worker")
 """Components whose pods an upgrade replaces."""
 
 
-def release_values(*, workers: int, revision: str) -> Values:
-    """Two gateways on PostgreSQL in the chart; another revision replaces all pods of gateways and workers."""
+FIRST, SECOND = "50m", "400m"
+"""
+CPU requests of a worker before and after an upgrade, which replaces all pods of gateways and workers.
+
+The new worker gets most of two cores while it starts, although the old one uses all it is given.
+"""
+
+
+def release_values(cpu: str, *, workers: int) -> Values:
+    """Two gateways on PostgreSQL in the chart."""
     small = {"requests": {"cpu": "100m", "memory": "512Mi"}}
     (model,) = VALUES["models"]
     worker = {
         "replicas": workers,
-        "podAnnotations": {"revision": revision},
-        "resources": {"requests": {"cpu": "200m", "memory": "3Gi"}, "limits": {"memory": "5Gi"}},
+        "resources": {"requests": {"cpu": cpu, "memory": "3Gi"}, "limits": {"memory": "5Gi"}},
         "shmSize": "512Mi",
     }
     values = {
@@ -45,7 +52,7 @@ def release_values(*, workers: int, revision: str) -> Values:
         "gateway": {
             "kind": "Deployment",
             "replicas": 2,
-            "podAnnotations": {"revision": revision},
+            "podAnnotations": {"revision": cpu},
             "resources": small,
         },
         "models": [over(model, worker)],
@@ -63,7 +70,7 @@ def pair(cluster) -> Iterator[Release]:
         namespace.secret("tenants-mac", **{"tenants-mac.key": secrets.token_hex(32)})
         passwords = {f"{role}-password": secrets.token_hex(16) for role in ("owner", "gateway")}
         namespace.secret("postgres", **passwords)
-        namespace.install(release_values(workers=1, revision="first"), NAME)
+        namespace.install(release_values(FIRST, workers=1), NAME)
         namespace.pod(CLIENT, {"app": CLIENT}, SLEEP)
         yield Release(namespace, GATEWAY)
 
@@ -135,25 +142,43 @@ def visibly_refused(record: dict[str, Any]) -> bool:
     )
 
 
+def test_upgrade_of_a_single_worker_under_20_streams_fails_no_request(pair, key):
+    """The new worker starts beside the old one."""
+    assert_replaces_without_failure(pair, key, workers=1)
+
+
+def test_rollback_restores_the_former_pods(pair, key):
+    pair.namespace.helm("rollback", NAME, "1", "--wait", f"--timeout={WAIT_SECONDS}s")
+    (pod,) = serving(pair)
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == FIRST
+    assert pair.chat(key)["status"] == 200
+
+
 def test_upgrade_of_two_gateways_and_two_workers_under_20_streams_fails_no_request(pair, key):
-    pair.namespace.install(release_values(workers=2, revision="first"), NAME, action="upgrade")
+    pair.namespace.install(release_values(FIRST, workers=2), NAME, action="upgrade")
+    assert len(serving(pair)) == 2
+    assert_replaces_without_failure(pair, key, workers=2)
+
+
+def assert_replaces_without_failure(pair: Release, key: str, *, workers: int) -> None:
+    """An upgrade to `SECOND` under 20 streams, none of which fails."""
     before = {component: pods(pair, component) for component in REPLACED}
-    assert {component: len(found) for component, found in before.items()} == {"gateway": 2, "worker": 2}
     with streams(pair.namespace, pair.url, key) as running:
-        pair.namespace.install(release_values(workers=2, revision="second"), NAME, action="upgrade")
+        pair.namespace.install(release_values(SECOND, workers=workers), NAME, action="upgrade")
         for component, old in before.items():
             for pod in old.values():
                 pair.namespace.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=300s", seconds=330)
-            assert len(pods(pair, component)) == 2
+            assert not old.keys() & pods(pair, component).keys()
         further(running, 20)
     report = running.report()
+    print(f"\nreplaced under load: {len(report.complete)} streams, {len(report.failed)} failed")  # noqa: T201
     assert not report.failed
     assert_valid(pair)
 
 
 def test_killed_worker_ends_its_streams_visibly_and_new_requests_succeed(pair, key):
     """All processes in the container but the supervisor are killed; another worker serves meanwhile."""
-    first, *_ = pods(pair, "worker").values()
+    first = serving(pair)[0]["metadata"]["name"]
     with streams(pair.namespace, pair.url, key, tokens=128) as running:
         pair.namespace.python(first, "import os, signal; os.kill(-1, signal.SIGKILL)")
         further(running, 40)
@@ -167,30 +192,17 @@ def test_killed_worker_ends_its_streams_visibly_and_new_requests_succeed(pair, k
 
 
 def test_idle_worker_ends_in_10_seconds(pair):
-    assert soon(lambda: ready(pair) == 2, WAIT_SECONDS)
-    first, *_ = pods(pair, "worker").values()
+    assert soon(lambda: len(serving(pair)) == 2, WAIT_SECONDS)
+    first = serving(pair)[0]["metadata"]["name"]
     pair.namespace.kubectl("delete", "pod", first, "--wait=false")
     print(f"\nidle worker: gone after {assert_ends_soon(pair, first):.1f} s")  # noqa: T201
 
 
-def test_rollback_to_a_single_worker_under_20_streams_fails_no_request(pair, key):
-    """The new worker starts beside the old one."""
-    before = pods(pair, "worker")
-    with streams(pair.namespace, pair.url, key) as running:
-        pair.namespace.helm("rollback", NAME, "1", "--wait", f"--timeout={WAIT_SECONDS}s")
-        for pod in before.values():
-            pair.namespace.kubectl("wait", "--for=delete", f"pod/{pod}", "--timeout=300s", seconds=330)
-        assert len(pods(pair, "worker")) == 1
-        further(running, 20)
-    report = running.report()
-    assert not report.failed
-    assert_valid(pair)
-
-
-def ready(pair: Release) -> int:
-    found = pair.namespace.objects("pods", WORKERS)
-    return sum(
-        all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
-        for pod in found
+def serving(pair: Release) -> list[dict[str, Any]]:
+    """Pods of workers that are ready and not on their way out."""
+    return [
+        pod
+        for pod in pair.namespace.objects("pods", WORKERS)
         if "deletionTimestamp" not in pod["metadata"]
-    )
+        and all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
+    ]
