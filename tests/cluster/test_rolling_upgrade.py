@@ -26,7 +26,7 @@ REPLACED = ("gateway", "worker")
 """Components whose pods an upgrade replaces."""
 
 
-FIRST, SECOND = "50m", "400m"
+FIRST, SECOND = "200m", "600m"
 """
 CPU requests of a worker before and after an upgrade, which replaces all pods of gateways and workers.
 
