@@ -21,6 +21,8 @@ from tests.deploy.chart.site import Values, over
 
 IDLE_SECONDS = 10
 """Maximum seconds from the deletion of an idle worker's pod to its end."""
+BUSY_SECONDS = 30
+"""The same from the last stream of a busy one, while its successor starts on the same cores."""
 WORKERS = "app.kubernetes.io/component=worker"
 REPLACED = ("gateway", "worker")
 """Components whose pods an upgrade replaces."""
@@ -126,7 +128,7 @@ def test_a_busy_only_worker_ends_after_its_streams_and_requests_wait_for_the_nex
     before_its_end = [end for each in report.complete if (end := each["began"] + each["seconds"]) <= gone]
     print(f"\nbusy worker: gone {gone - max(before_its_end):.1f} s after its last stream")  # noqa: T201
     assert not [each for each in report.failed if each["began"] <= deleted and not waited(each)]
-    assert gone - max(before_its_end) < IDLE_SECONDS
+    assert gone - max(before_its_end) < BUSY_SECONDS
     assert_valid(pair)
 
 
