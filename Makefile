@@ -92,10 +92,10 @@ clients: client-tools ## Unmodified clients against a real worker, each in an en
 cluster: $(if $(KUBECONFIG),setup-dev,cluster-tools) ## The chart in a Kubernetes of one node, or in that of KUBECONFIG
 	@$(PYTEST) tests/cluster --capture=no
 
-cluster-smoke: setup-dev ## The same in 20 minutes at most: install, chat, helm test, denied connections
+cluster-smoke: setup-dev ## Its most important tests: install, chat, helm test, denied connections
 	@$(PYTEST) tests/cluster/test_install.py tests/cluster/test_denied_flows.py --capture=no
 
-cluster-tools: setup-dev ## Build that Kubernetes and Helm from Go modules, once (half an hour on two cores)
+cluster-tools: setup-dev ## Build that Kubernetes and Helm from Go modules, once; takes long
 	@$(BIN)/python -m tests.cluster.tools
 
 promises: setup-dev ## Whether every test that docs/promises.yaml names has passed; the end of `make test`
