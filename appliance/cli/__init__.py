@@ -5,7 +5,14 @@ A command's module is imported when the command is called: importing all of them
 """
 
 import os
+import signal
 import sys
+
+if os.getpid() == 1:
+    # The first process of a container has no default action for SIGTERM: a pod deleted during the imports
+    # would not end before its grace period does.  Services set their own handlers later.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
 from collections import UserDict
 from importlib import import_module
 from importlib.metadata import version as installed_version
