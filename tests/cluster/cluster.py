@@ -82,11 +82,10 @@ class Cluster:
         return self.kubectl("--namespace", namespace, *words)
 
     @contextmanager
-    def namespace(self, name: str = "", *, restricted: bool = True) -> Iterator["Namespace"]:
+    def namespace(self, name: str = "") -> Iterator["Namespace"]:
         """A new one, with the pod security standard that the product promises; removed with all in it."""
         name = name or f"appliance-{uuid.uuid4().hex[:8]}"
-        level = "restricted" if restricted else "baseline"
-        labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
+        labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
         made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         self.kubectl("create", "--filename", "-", stdin=json.dumps(made))
         try:

@@ -1,5 +1,5 @@
 """
-Fixtures: one cluster for all tests, and the chart installed in it.
+Fixtures: one cluster for all tests.
 """
 
 import os
@@ -48,7 +48,7 @@ TEST_SECONDS = 1800
 REGISTRY = "docker.io"
 """What the image store puts before names without a registry."""
 FORMER = "b8f7e63"
-"""The commit whose chart and images are upgraded; `former` has its chart."""
+"""The commit whose chart and images are upgraded."""
 FORMER_IMAGE = """
 FROM {image}
 USER 0:0

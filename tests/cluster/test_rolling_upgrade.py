@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.cluster.cluster import WAIT_SECONDS
 from tests.cluster.connections import soon
-from tests.cluster.release import CLIENT, GATEWAY, NAME, SLEEP, VALUES, Release
+from tests.cluster.release import CLIENT, CONTROL_TOKEN, GATEWAY, NAME, SLEEP, VALUES, Release
 from tests.cluster.streams import Streams, streams
 from tests.deploy.chart.site import Values, over
 
@@ -67,7 +67,7 @@ def pair(cluster) -> Iterator[Release]:
     """Two gateways and one worker."""
     with cluster.namespace() as namespace:
         key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        namespace.secret("control-token", token=secrets.token_hex(32))
+        namespace.secret(CONTROL_TOKEN, token=secrets.token_hex(32))
         namespace.secret("signing-key", **{"audit.key": key.decode()})
         namespace.secret("tenants-mac", **{"tenants-mac.key": secrets.token_hex(32)})
         passwords = {f"{role}-password": secrets.token_hex(16) for role in ("owner", "gateway")}

@@ -3,13 +3,13 @@ Secrets are replaced in a running release, as docs/how-to/rotate-keys.md and doc
 """
 
 import secrets
-import time
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from tests.certificates import Authority
+from tests.cluster.connections import soon
 from tests.cluster.release import CLIENT, CONTROL_TOKEN, NAME, VALUES
 from tests.deploy.chart.site import over
 
@@ -31,15 +31,6 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code)
 """
-
-
-def eventually(condition) -> bool:
-    until = time.monotonic() + MOUNT_SECONDS
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(1)
-    return True
 
 
 @pytest.fixture
@@ -74,7 +65,7 @@ def test_gateway_serves_a_replaced_certificate_without_a_restart(release, with_t
     assert seen() == first
     pod = release.pod_of("gateway")
     second = issue()
-    assert eventually(lambda: seen() == second)
+    assert soon(lambda: seen() == second, MOUNT_SECONDS)
     assert release.chat(key, authority)["status"] == 200
     after = release.pod_of("gateway")
     assert after["metadata"]["uid"] == pod["metadata"]["uid"]
@@ -94,12 +85,12 @@ def test_control_token_is_replaced_and_the_old_one_refused(release):
 
     assert (status(old), status(new)) == ("200", "401")
     release.namespace.secret(CONTROL_TOKEN, token=f"{old}\n{new}\n")
-    assert eventually(lambda: status(new) == "200")
+    assert soon(lambda: status(new) == "200", MOUNT_SECONDS)
     release.namespace.secret(CONTROL_TOKEN, token=f"{new}\n{old}\n")
     release.namespace.kubectl("rollout", "restart", f"statefulset/{release.gateway}")
     release.wait_until_served()
     assert release.chat(key)["status"] == 200
     release.namespace.secret(CONTROL_TOKEN, token=new)
-    assert eventually(lambda: status(old) == "401")
+    assert soon(lambda: status(old) == "401", MOUNT_SECONDS)
     assert release.chat(key)["status"] == 200
     assert release.pod_of("worker")["metadata"]["uid"] == worker["metadata"]["uid"]

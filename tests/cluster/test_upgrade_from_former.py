@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from tests.cluster.conftest import FORMER, former_source
-from tests.cluster.release import CLIENT, GATEWAY, NAME, SLEEP, VALUES, Release
+from tests.cluster.release import CLIENT, CONTROL_TOKEN, GATEWAY, NAME, SLEEP, VALUES, Release
 from tests.deploy.chart.site import Values, over
 
 IMAGE: Values = {"tag": FORMER, "digest": ""}
@@ -30,7 +30,7 @@ def test_upgrade_keeps_keys_and_the_audit_log(cluster, namespace, tmp_path):
     model = {**VALUES["models"][0], "drainSeconds": 5}
     del model["extraEnv"]
     former = over(VALUES, {**images, "models": [model]})
-    namespace.secret("control-token", token=secrets.token_hex(32))
+    namespace.secret(CONTROL_TOKEN, token=secrets.token_hex(32))
     namespace.install(former, NAME, chart=source / "deploy" / "helm")
     namespace.pod(CLIENT, {"app": CLIENT}, SLEEP)
     release = Release(namespace, GATEWAY)
