@@ -175,8 +175,12 @@ async def test_all_slots_are_used_and_all_are_released(pair):
     pair.worker.freed.clear()
     for seconds in (0.02, 0.1, 0.5):
         await pair.storm(60, seconds=seconds)
-    await until(lambda: not any(lease.busy for lease in pair.book().leases.values()))
-    assert (await pair.held(60))[OK] == 20, pair.failures
+    admitted = 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        # A busy gateway may still read requests whose clients have left; each takes a slot until it sees that.
+        while admitted < 20:
+            admitted = (await pair.held(60))[OK]
+    assert admitted == 20, pair.failures
     await until(lambda: not any(lease.busy for lease in pair.book().leases.values()))
 
 
