@@ -105,7 +105,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         },
     ),
     ("get", "/v1/files/{file_id}/content"): Operation(answers=(BYTES,)),
-    ("get", "/readyz"): Operation(query={"exclude": {"enum": ["workers"]}}),
+    ("get", "/readyz"): Operation(query={"exclude": {"type": "string", "examples": ["workers"]}}),
     ("get", "/v1/batches"): Operation(query=PAGE),
     ("post", "/v1/batches"): Operation(
         body=members(

@@ -252,7 +252,11 @@ async def test_dead_worker_is_excluded_until_a_poll_succeeds(running):
     assert not running.pool.any_healthy()
     assert (await running.get("/readyz")).status == 503
     # Kubernetes asks so: a gateway out of its Service would refuse connections.
-    assert (await running.get("/readyz?exclude=workers")).status == 200
+    excluding = await running.get("/readyz?exclude=workers")
+    assert (excluding.status, json.loads(excluding.body)["checks"]["workers"]) == (
+        200,
+        "no worker is healthy",
+    )
     await running.control.tick()
     running.worker.breaks_after = None
     assert (await running.post(chat())).status == 200
