@@ -112,6 +112,12 @@ OFFLINE_VARIABLES = (
         source="vllm/entrypoints/launchers/api_server/routers.py",
     ),
     OfflineVariable(
+        name="VLLM_USE_RUST_FRONTEND",
+        value="0",
+        why="that server does not run the middleware that checks the control token",
+        source="vllm/envs.py",
+    ),
+    OfflineVariable(
         name="VLLM_ALLOW_INSECURE_SERIALIZATION",
         value="0",
         why="a message to the engine could carry code",
