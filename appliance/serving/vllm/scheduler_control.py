@@ -41,8 +41,10 @@ def find_problems(scheduler: Any) -> list[str]:  # noqa: ANN401 - a scheduler of
     if not getattr(scheduler, "num_spec_tokens", 0):
         return [*problems, "the engine was started without a draft"]
     lookup = getattr(scheduler, "dynamic_sd_lookup", None)
-    if not isinstance(lookup, list) or len(lookup) < 2 or not all(isinstance(k, int) for k in lookup):  # noqa: PLR2004
+    if not isinstance(lookup, list) or len(lookup) < 2:  # noqa: PLR2004 - index 0 is no batch size
         problems.append("the scheduler has no draft-token table to change")
+    elif not all(isinstance(k, int) for k in lookup):
+        problems.append("the draft-token table has another shape than one number for each batch size")
     if not getattr(scheduler, "log_stats", False):
         problems.append("the engine's statistics are off")
     return problems

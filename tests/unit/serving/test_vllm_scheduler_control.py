@@ -27,6 +27,7 @@ from appliance.speculation.values import (
 from tests.fake_engine import LOOKUP, FakeClock, FakeScheduler, Step, work
 
 ENGINE = "vllm 0.32.0"
+OTHER_SHAPE = "the draft-token table has another shape than one number for each batch size"
 LARGEST = len(LOOKUP) - 1
 ALL_OFF = [[1, LARGEST, 0]]
 INITIAL = ((1, 6, 3), (7, 7, 1), (8, 8, 0))
@@ -77,7 +78,9 @@ def test_complete_scheduler_has_no_problems():
         ("dynamic_sd_lookup", None, "the scheduler has no draft-token table to change"),
         ("dynamic_sd_lookup", (0, 3), "the scheduler has no draft-token table to change"),
         ("dynamic_sd_lookup", [0], "the scheduler has no draft-token table to change"),
-        ("dynamic_sd_lookup", [0, 3.0], "the scheduler has no draft-token table to change"),
+        ("dynamic_sd_lookup", [0, 3.0], OTHER_SHAPE),
+        # By batch size and context length.
+        ("dynamic_sd_lookup", [[0, 0], [3, 1], [2, 0]], OTHER_SHAPE),
         ("log_stats", False, "the engine's statistics are off"),
     ],
 )
