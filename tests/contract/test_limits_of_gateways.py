@@ -177,7 +177,7 @@ async def test_all_slots_are_used_and_all_are_released(pair):
         await pair.storm(60, seconds=seconds)
     admitted = 0
     async with asyncio.timeout(PATIENCE_SECONDS):
-        # A busy gateway may still read requests whose clients have left; each takes a slot until it sees that.
+        # A busy gateway may still read requests whose clients have left: each takes a slot until then.
         while admitted < 20:
             admitted = (await pair.held(60))[OK]
     assert admitted == 20, pair.failures
