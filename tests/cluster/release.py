@@ -30,7 +30,7 @@ VALUES: Values = {
             "target": {"path": "models/demo-coder"},
             "draft": {"path": "models/demo-coder-eagle31"},
             "resources": {
-                "requests": {"cpu": "500m", "memory": "4Gi", "ephemeral-storage": "1Gi"},
+                "requests": {"cpu": "250m", "memory": "4Gi", "ephemeral-storage": "1Gi"},
                 "limits": {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "8Gi"},
             },
             "shmSize": "1Gi",
@@ -43,7 +43,7 @@ VALUES: Values = {
         }
     ],
     # What is requested of two cores, beside other pods of the tests.
-    "gateway": {"resources": {"requests": {"cpu": "250m", "memory": "512Mi"}}},
+    "gateway": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}},
     "tests": {"resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}},
 }
 SLEEP = "import signal; signal.pause()"
