@@ -10,6 +10,7 @@ from typing import Any
 from tests.cluster.cluster import WAIT_SECONDS, Namespace
 from tests.cluster.connections import open_from, soon
 from tests.deploy.chart.site import Values
+from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 NAME = "appliance"
 GATEWAY = f"{NAME}-gateway"
@@ -34,11 +35,7 @@ VALUES: Values = {
                 "limits": {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "8Gi"},
             },
             "shmSize": "1Gi",
-            # vLLM would bind the threads of every worker to the same core.
-            "extraEnv": [
-                {"name": "VLLM_CPU_OMP_THREADS_BIND", "value": "nobind"},
-                {"name": "OMP_NUM_THREADS", "value": "1"},
-            ],
+            "extraEnv": [{"name": name, "value": value} for name, value in ONE_ENGINE_PROCESS.items()],
             "cacheSize": "4Gi",
         }
     ],

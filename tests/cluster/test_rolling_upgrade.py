@@ -32,8 +32,8 @@ FIRST, SECOND = "100m", "300m"
 """
 CPU requests of a worker before and after an upgrade, which replaces all pods of gateways and workers.
 
-The new worker gets most of two cores while it starts, although the old one uses all it is given.  Beside a third
-worker and a third gateway, two cores have room for the release of the other tests.
+The new worker gets most of two cores while it starts, although the old one uses all it is given.  Beside
+three workers and three gateways, two cores have room for the release of the other tests.
 """
 
 
