@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from sqlalchemy import BigInteger, Column, Connection, Double, MetaData, Table, Text, case, insert, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import BigInteger, Column, Connection, Double, MetaData, Table, Text, case, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.errors import ControlRefusedError
 from appliance.infra.database import Database, SqlStore, first_line
@@ -143,12 +144,13 @@ class SqlLease(SqlStore):
         ).one_or_none()
         if taken is not None:
             return int(taken.epoch)
-        first = insert(_lease).values(
-            name=self._name, holder=self._holder, expires_at=now + self._seconds, epoch=1
+        dialect = postgresql if self._is_postgresql else sqlite
+        first = (
+            dialect.insert(_lease)
+            .values(name=self._name, holder=self._holder, expires_at=now + self._seconds, epoch=1)
+            # An error to catch would be in the database's log, each second of every gateway that waits.
+            .on_conflict_do_nothing()
+            .returning(_lease.c.epoch)
         )
-        try:
-            with connection.begin_nested():
-                connection.execute(first)
-        except IntegrityError:
-            return None
-        return 1
+        epoch: int | None = connection.scalar(first)
+        return epoch

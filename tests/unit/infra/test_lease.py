@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, ExceptionContext, create_engine, text
+from sqlalchemy.event import listen, remove
 
 from appliance.errors import ConfigurationError
 from appliance.infra.lease import Lease, SqlLease
@@ -62,6 +63,18 @@ def lease(request: pytest.FixtureRequest, holder) -> Lease:
 
 async def test_the_first_to_ask_holds_it_and_keeps_it(lease: Lease):
     assert [await lease.hold() for _ in range(3)] == [True, True, True]
+
+
+async def test_asking_for_a_lease_that_another_holds_is_no_error_of_the_database(holder):
+    """PostgreSQL would write one to its log each second, from every gateway that waits."""
+    errors: list[ExceptionContext] = []
+    note = errors.append
+    listen(Engine, "handle_error", note)
+    try:
+        assert [await holder(name).hold() for name in ("a", "b")] == [True, False]
+    finally:
+        remove(Engine, "handle_error", note)
+    assert errors == []
 
 
 async def test_it_can_be_held_again_after_it_was_released(lease: Lease):
