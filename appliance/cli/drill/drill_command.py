@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -34,6 +35,7 @@ MODULES = (
 """Modules of the standard library whose source is read, not imported."""
 MAX_CONCURRENCY = 8
 MIN_COLLAPSE_SECONDS, MAX_COLLAPSE_SECONDS = 10, 180
+PASSED, FAILED = "passed", "failed"
 ATTEMPTS, PAUSE_SECONDS = 20, 0.25
 """Reads of the audit log: an entry is written a moment after its change."""
 
@@ -47,6 +49,7 @@ def drill(
         Path | None, typer.Option(help="File of prompts the draft predicts well; default: Python code.")
     ] = None,
     collapse_for: Annotated[str, typer.Option(help="Maximum time to send noise, such as 60s.")] = "60s",
+    repeat: Annotated[int, typer.Option(min=1, help="Number of drills, one after the other.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -57,7 +60,7 @@ def drill(
 
     Sends prompts the draft predicts well, then random digits until speculation stops and a probe fails, then
     the first kind until it recovers: at most five minutes.  The exit code is 0 only if all of that happened,
-    no request failed, and the audit log has every change.
+    no request failed, and the audit log has every change; with --repeat, only if every drill passed.
     """
     settings = settings_from(config, data)
     noise_seconds, tenant_key = collapse_seconds(collapse_for), _key(key, key_file)
@@ -88,10 +91,26 @@ def drill(
             await trial.run()
             return trial
 
-    done = asyncio.run(conduct())
-    problems = judge(settings, done)
-    typer.echo(json.dumps(report(done, problems), indent=2) if as_json else summary(done, problems))
-    raise typer.Exit(1 if problems else 0)
+    reports: list[dict[str, Any]] = []
+    for number in range(1, repeat + 1):
+        if repeat > 1:
+            say(f"drill {number} of {repeat}")
+        try:
+            done = asyncio.run(conduct())
+        except ApplianceError as error:
+            if number == 1:
+                raise
+            reports.append({"problems": [str(error)], "verdict": FAILED})
+            say(f"verdict: {FAILED}: {error}")
+            continue
+        problems = judge(settings, done)
+        reports.append(report(done, problems))
+        say(summary(done, problems))
+    if as_json:
+        typer.echo(json.dumps(reports[0] if repeat == 1 else repeat_report(reports), indent=2))
+    elif repeat > 1:
+        typer.echo(repeat_summary(reports))
+    raise typer.Exit(0 if all(each["verdict"] == PASSED for each in reports) else 1)
 
 
 def code_prompts() -> tuple[str, ...]:
@@ -208,7 +227,7 @@ def report(done: Drill, problems: tuple[str, ...]) -> dict[str, Any]:
         "requests": traffic.requests,
         "failures": traffic.failures,
         "problems": list(problems),
-        "verdict": "failed" if problems else "passed",
+        "verdict": FAILED if problems else PASSED,
     }
 
 
@@ -219,7 +238,26 @@ def summary(done: Drill, problems: tuple[str, ...]) -> str:
         lines.append(f"about {done.drafts_to_fallback} drafts were answered before the fallback")
     if not problems:
         lines.append("every change is in the audit log, with the same reason and in the same order")
-    return "\n".join([*lines, f"verdict: failed: {'; '.join(problems)}" if problems else "verdict: passed"])
+    verdict = f"verdict: {FAILED}: {'; '.join(problems)}" if problems else f"verdict: {PASSED}"
+    return "\n".join([*lines, verdict])
+
+
+def repeat_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several drills in one object; `reports` are those of the single drills, in order."""
+    failed = [number for number, each in enumerate(reports, start=1) if each["verdict"] != PASSED]
+    return {"drills": list(reports), "failed": failed, "verdict": FAILED if failed else PASSED}
+
+
+def repeat_summary(reports: Sequence[dict[str, Any]]) -> str:
+    failed = repeat_report(reports)["failed"]
+    lines = [f"{len(reports) - len(failed)} of {len(reports)} drills passed"]
+    for name in ("fallback", "recovery"):
+        seconds = [s for each in reports if (s := each.get(f"seconds_to_{name}")) is not None]
+        if seconds:
+            middle = statistics.median(seconds)
+            lines.append(f"{name}: median {middle:.1f} s, {min(seconds):.1f} to {max(seconds):.1f} s")
+    names = ", ".join(map(str, failed))
+    return "\n".join([*lines, f"verdict: {FAILED}: drills {names}" if failed else f"verdict: {PASSED}"])
 
 
 def describe(stage: DrillStage, found: Timeline) -> str:

@@ -363,6 +363,43 @@ async def test_command_prints_one_json_object(gateway, settings, tmp_path):
     assert len(shown["problems"]) == 1
 
 
+async def test_repeated_drills_report_each_and_fail_if_one_failed(gateway, settings, tmp_path, monkeypatch):
+    words = ("--key", KEY, "--repeat", "2")
+    result = await command(gateway, tmp_path, *words)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert [line for line in lines if line.startswith("drill ")][::2] == ["drill 1 of 2", "drill 2 of 2"]
+    assert lines.count("verdict: passed") == 3  # two drills, and both together
+    assert lines[-4] == "2 of 2 drills passed"
+    assert re.fullmatch(r"fallback: median \d\.\d s, \d\.\d to \d\.\d s", lines[-3])
+
+    judged = iter([("the log is wrong",), ()])
+    monkeypatch.setattr(drill_command, "judge", lambda _settings, _done: next(judged))
+    result = await command(gateway, tmp_path, *words, "--json")
+    shown = json.loads(result.output)
+    assert result.exit_code == 1
+    assert [drill["verdict"] for drill in shown["drills"]] == ["failed", "passed"]
+    assert (shown["failed"], shown["verdict"]) == ([1], "failed")
+
+
+async def test_an_error_between_repeated_drills_fails_one_drill_only(
+    gateway, settings, tmp_path, monkeypatch
+):
+    fails = iter([False, True, False])
+
+    async def sometimes(admin, model):
+        if next(fails):
+            raise ConfigurationError("no healthy worker serves demo")
+        return await prepare(admin, model)
+
+    monkeypatch.setattr(drill_command, "prepare", sometimes)
+    result = await command(gateway, tmp_path, "--key", KEY, "--repeat", "3")
+    assert result.exit_code == 1
+    assert "verdict: failed: no healthy worker serves demo" in result.output
+    assert result.output.splitlines()[-4] == "2 of 3 drills passed"
+    assert result.output.splitlines()[-1] == "verdict: failed: drills 2"
+
+
 async def test_invalid_arguments_send_nothing(gateway, settings, tmp_path):
     for words, what in (
         ([], "tenant's key"),
