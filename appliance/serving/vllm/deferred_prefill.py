@@ -196,9 +196,13 @@ def defer_draft_prefill(runner_class: Any, proposer_class: Any, torch: Any) -> N
 
 
 def _is_known(runner: Any) -> bool:  # noqa: ANN401 - a runner of vLLM
-    """Whether its draft reads the target's layers, its tokens are on the CPU and all share one KV cache."""
+    """
+    Whether its draft reads the target's layers, its tokens are on the CPU and all share one KV cache.
+
+    A draft that drafts in parallel writes slots behind its input: its replay would overwrite later ones.
+    """
     return (
-        hasattr(runner.drafter, "needs_extra_input_slots")
+        getattr(runner.drafter, "needs_extra_input_slots", True) is False
         and runner.use_aux_hidden_state_outputs
         and not runner.use_async_scheduling
         and not runner.supports_mm_inputs

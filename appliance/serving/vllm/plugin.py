@@ -15,6 +15,7 @@ from appliance.serving.vllm.media_salt import salt_media
 from appliance.serving.vllm.redaction import redact_before, replace_failure_dump
 from appliance.serving.vllm.repairs import (
     bypass_rejection_without_drafts,
+    follow_table_in_suffix_decoding,
     repair_cpu_sampling,
     sleep_while_waiting,
 )
@@ -31,6 +32,7 @@ def register() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
     from vllm.v1.engine import core  # noqa: PLC0415
     from vllm.v1.engine.output_processor import OutputProcessor  # noqa: PLC0415
+    from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer  # noqa: PLC0415
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
     # In the API server the middleware does it.
@@ -40,6 +42,7 @@ def register() -> None:
     salt_media(BaseRenderer)
     install_control(Scheduler, core.EngineCore, engine=f"vllm {version}")
     count_sequences(OutputProcessor)
+    follow_table_in_suffix_decoding(SuffixDecodingProposer)
     if current_platform.is_cpu():
         from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415

@@ -4,6 +4,7 @@ Repairs of vLLM 0.32 on a CPU, each for one defect or inefficiency.
 Each checks that what it replaces exists, and leaves a vLLM of another structure unchanged.
 """
 
+import inspect
 import time
 from typing import Any
 
@@ -75,6 +76,26 @@ def sleep_while_waiting(shared_memory: Any) -> None:  # noqa: ANN401 - a module 
         time.sleep(NAP_SECONDS)
 
     shared_memory.sched_yield = sched_yield
+
+
+def follow_table_in_suffix_decoding(proposer_class: Any) -> None:  # noqa: ANN401 - a class of vLLM
+    """
+    Let suffix decoding draft as many tokens as the step's entry in the draft-token table.
+
+    `v1/spec_decode/suffix_decoding.py`, `propose`: asserts that it is asked for the maximum, so the first
+    step with another number ends the engine.
+    """
+    original = getattr(proposer_class, "propose", None)
+    if original is None or "num_speculative_tokens" not in inspect.signature(original).parameters:
+        return
+
+    def propose(proposer: Any, num_speculative_tokens: int, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        proposer.num_speculative_tokens = num_speculative_tokens
+        drafts = original(proposer, num_speculative_tokens, *arguments, **named)
+        # Its cache may take a maximum of 0 for none.
+        return [draft[:num_speculative_tokens] for draft in drafts]
+
+    proposer_class.propose = propose
 
 
 def bypass_rejection_without_drafts(runner_class: Any) -> None:  # noqa: ANN401 - a class of vLLM

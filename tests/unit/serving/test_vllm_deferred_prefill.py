@@ -561,6 +561,12 @@ class NGrams:
         """Look the continuation up."""
 
 
+class Parallel(Drafter):
+    """One that drafts all its tokens at once, in slots behind its input."""
+
+    needs_extra_input_slots = True
+
+
 VERIFYING = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode_tokens={1: [7, 7]})
 
 
@@ -574,10 +580,11 @@ VERIFYING = SimpleNamespace(num_spec_tokens_to_schedule=0, scheduled_spec_decode
         ({"runner": AsyncRunner}, {}),
         ({"runner": HybridRunner}, {}),
         ({"runner": CountingRunner, "drafter": NGrams}, {}),
+        ({"runner": CountingRunner, "drafter": Parallel}, {}),
     ],
 )
 def test_unknown_runner_is_left_unchanged(how, odd):
-    """No hidden states of layers, drafts to verify, images, tokens that are not there yet, no model."""
+    """No hidden states of layers, drafts to verify, images, tokens not there yet, no model, slots behind."""
     engine = FakeEngine(lazy=True, **how)
     engine.add(1, 1)
     for _ in range(3):

@@ -21,6 +21,7 @@ from appliance.serving.vllm.redaction import dump_failed_step
 from appliance.serving.vllm.repairs import (
     NAP_SECONDS,
     bypass_rejection_without_drafts,
+    follow_table_in_suffix_decoding,
     repair_cpu_sampling,
     sleep_while_waiting,
 )
@@ -173,6 +174,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         sampler=SimpleNamespace(expand_batch_to_tokens=len),
         filter=SimpleNamespace(apply_top_k_only=len),
         shared_memory=SimpleNamespace(sched_yield=len),
+        suffixes=type("SuffixDecodingProposer", (Suffixes,), {}),
     )
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.32.0"},
@@ -192,6 +194,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.v1.sample.ops": {"topk_topp_sampler": made.filter},
         "vllm.v1.spec_decode": {},
         "vllm.v1.spec_decode.llm_base_proposer": {"SpecDecodeBaseProposer": Proposer},
+        "vllm.v1.spec_decode.suffix_decoding": {"SuffixDecodingProposer": made.suffixes},
         "vllm.v1.worker": {},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": Runner},
         "vllm.v1.worker.worker_base": {"WorkerWrapperBase": Wrapper},
@@ -223,6 +226,7 @@ def test_gpu_worker_gets_control_only(modules):
     register()
     assert ask(modules.engine.start())["controllable"]
     assert (modules.sampler.expand_batch_to_tokens, modules.filter.apply_top_k_only) == (len, len)
+    assert modules.suffixes().propose(1, "batch") == [[5], []]
     assert modules.shared_memory.sched_yield is len
     assert modules.runner.propose_draft_token_ids is propose
 
@@ -402,6 +406,49 @@ def test_a_step_in_which_nothing_was_drafted_is_sampled_as_without_a_draft():
     for metadata in (None, nothing, something):
         assert Runner()._sample("logits", metadata) == "logits"
     assert seen == [None, None, something]
+
+
+class Suffixes:
+    """vLLM's proposer, with a cache that takes a maximum of 0 for none."""
+
+    num_speculative_tokens = 3
+
+    def propose(self, num_speculative_tokens, input_batch):
+        assert num_speculative_tokens == self.num_speculative_tokens
+        return [[5, 6, 7, 8][: num_speculative_tokens or None], []]
+
+
+def test_suffix_decoding_drafts_as_many_tokens_as_the_step_has():
+    """The first step with another number than the maximum ended the engine."""
+
+    class Proposer(Suffixes):
+        pass
+
+    with pytest.raises(AssertionError):
+        Proposer().propose(1, "batch")
+    follow_table_in_suffix_decoding(Proposer)
+    proposer = Proposer()
+    drafts = [proposer.propose(number, input_batch="batch") for number in (3, 0, 1, 3)]
+    assert drafts == [[[5, 6, 7], []], [[], []], [[5], []], [[5, 6, 7], []]]
+
+
+def test_suffix_decoding_of_another_vllm_is_left_unchanged():
+    class Proposer:
+        def propose(self, input_batch):
+            return input_batch
+
+    propose = Proposer.propose
+    follow_table_in_suffix_decoding(Proposer)
+    assert Proposer.propose is propose
+
+
+def test_the_installed_vllm_asks_for_suffixes_as_we_know():
+    (method,) = (
+        node
+        for node in ast.walk(tree("v1.spec_decode.suffix_decoding"))
+        if isinstance(node, ast.FunctionDef) and node.name == "propose"
+    )
+    assert [argument.arg for argument in method.args.args][:2] == ["self", "num_speculative_tokens"]
 
 
 def test_the_installed_vllm_samples_with_the_arguments_we_know():
