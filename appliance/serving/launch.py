@@ -221,6 +221,9 @@ def speculative_config(
             raise ConfigurationError(
                 "worker.method is suffix, which needs the arctic-inference package in the worker's image"
             )
+        case "suffix":
+            # Drafts from answers to other requests would tell one tenant by their speed what another asked.
+            config["suffix_decoding_max_cached_requests"] = 0
         case _:
             pass
     config["num_speculative_tokens_per_batch_size"] = [list(span) for span in schedule]

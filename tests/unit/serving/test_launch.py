@@ -143,7 +143,7 @@ def test_starts_the_target_alone():
     ("method", "expected"),
     [
         ("ngram", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}),
-        ("suffix", {"method": "suffix"}),
+        ("suffix", {"method": "suffix", "suffix_decoding_max_cached_requests": 0}),
         ("mtp", {"method": "mtp"}),
     ],
 )
