@@ -1,5 +1,5 @@
 """
-Repairs of vLLM 0.32 on a CPU, each for one defect or inefficiency.
+Repairs of vLLM 0.32, each for one defect or inefficiency; all but that of suffix decoding are for a CPU.
 
 Each checks that what it replaces exists, and leaves a vLLM of another structure unchanged.
 """

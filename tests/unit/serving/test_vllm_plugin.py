@@ -219,7 +219,7 @@ def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
     assert modules.runner.propose_draft_token_ids is not propose
 
 
-def test_gpu_worker_gets_control_only(modules):
+def test_gpu_worker_gets_control_and_the_repair_of_suffix_decoding(modules):
     """The repairs are for defects of the CPU build, and deferred prefill was only verified there."""
     modules.is_cpu = False
     propose = modules.runner.propose_draft_token_ids
