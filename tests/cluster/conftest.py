@@ -118,6 +118,7 @@ def _built_in(cache: BuildCache, place: Path, programs: Path) -> Iterator[Cluste
         programs_of_helm = {"helm3": "helm3", "helm4": "helm4"}
         former = FORMER if any(name.endswith(f":{FORMER}") for name in node.digests()) else ""
         yield Cluster(node.run, programs_of_helm, values, directory, PROMETHEUS, outside, former)
+        say("tests ended")
     say("removed")
 
 

@@ -92,7 +92,10 @@ class Node:
     def start(self, name: str, *words: str) -> None:
         """Start a component; its log is NAME.log."""
         log = self.directory / f"{name}.log"
-        self._processes[name] = start([*self.enter, "--", *words], log, self._stack, self.environment)
+        # All they keep is removed with the node.
+        self._processes[name] = start(
+            [*self.enter, "--", *words], log, self._stack, self.environment, end=signal.SIGKILL
+        )
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Wait for a condition; fails at once if a component has ended."""

@@ -183,6 +183,7 @@ def test_killed_worker_ends_its_streams_visibly_and_new_requests_succeed(pair, k
     """All processes in the container but the supervisor are killed; another worker serves meanwhile."""
     first = serving(pair)[0]["metadata"]["name"]
     with streams(pair.namespace, pair.url, key, tokens=128) as running:
+        further(running, 20)
         pair.namespace.python(first, "import os, signal; os.kill(-1, signal.SIGKILL)")
         further(running, 40)
         again = time.time()  # noqa: TID251 - compared with the times of clients

@@ -300,7 +300,8 @@ def test_a_time_stamp_of_something_else_makes_the_log_invalid(authority, log, ke
 
     def flip(directory):
         path = directory / "timestamps/1-3.tsr"
-        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
     keep(authority)
     log.grow(2)
