@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ parts: deploy-tools interop-tools ## Integration and deploy in one run, so that 
 
 alone: setup-dev ## What is promised in seconds, on a quiet machine
 	@$(PYTEST) $(PARTS) -m alone
+
+matrix: setup-dev ## The control contract on each version of vLLM (VERSIONS="0.28.0 0.31.0" for some, KEEP=1 to keep them)
+	@$(BIN)/python -m tests.matrix $(VERSIONS)
 
 clients: client-tools ## Unmodified clients against a real worker, each in an environment of its own
 	@$(PYTEST) tests/clients

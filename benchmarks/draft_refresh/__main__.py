@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from appliance.app.worker_process import engine_version
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.serving.launch import engine_version
 from benchmarks.draft_refresh.change import change_target
 from benchmarks.draft_refresh.report import GOAL, Findings, Step, markdown
 from benchmarks.draft_refresh.site import Pair, Site, open_site

