@@ -98,7 +98,7 @@ class FakeScheduler:
     def schedule(self, throttle_prefills: bool = False) -> Step:
         """Put every request into the next step."""
         batch = len(self.prompts)
-        k = self.num_spec_tokens if self.disobeys or not batch else self.dynamic_sd_lookup[batch]
+        k = self.num_spec_tokens if self.disobeys or not batch else self.draft_tokens_for(batch)
         verified = {request: [-1] * count for request, count in self.drafts.items() if count}
         counts = {
             request: prompt or 1 + len(verified.get(request, ())) for request, prompt in self.prompts.items()
@@ -115,6 +115,9 @@ class FakeScheduler:
         self.prompts = dict.fromkeys(self.prompts, 0)
         self.drafts = dict.fromkeys(self.prompts, k)
         return step
+
+    def draft_tokens_for(self, batch: int) -> int:
+        return self.dynamic_sd_lookup[batch]
 
     def update_from_output(self, step: Step, accepted: int = 0) -> dict[int, Outputs]:
         """Give each request a token, and as many draft tokens as are accepted."""
@@ -140,6 +143,20 @@ class FakeScheduler:
     def has_unfinished_requests(self) -> bool:
         """Whether there is anything left to do."""
         return bool(self.prompts)
+
+
+class FutureScheduler(FakeScheduler):
+    """One whose table has a second axis, as proposed for vLLM: by batch size and context length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = 0
+        """Index of the context length in the table."""
+        self.rows = [[k, min(k, 2), 0] for k in LOOKUP]
+        self.dynamic_sd_lookup: Any = list(self.rows)
+
+    def draft_tokens_for(self, batch: int) -> int:
+        return self.rows[batch][self.context]
 
 
 def work(

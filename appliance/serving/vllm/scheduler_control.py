@@ -1,9 +1,9 @@
 """
 Control and measure one scheduler of vLLM, from inside the engine's own loop.
 
-*Control*: at every step the scheduler looks up the number of draft tokens (K) for the batch size in a list,
-which is rewritten in place.  *Measure*: time and tokens of each kind of step, by batch bucket and K.  vLLM
-0.32: `v1/core/sched/scheduler.py`, `dynamic_sd_lookup`.
+*Control*: at every step the scheduler looks up the number of draft tokens (K) for the batch size in a table,
+which is rewritten in place (`draft_token_lookup`).  *Measure*: time and tokens of each kind of step, by batch
+bucket and K.
 
 A probe is a list of (K, steps), counted here, after which the table is in force again: if the control loop
 that requested it dies meanwhile, nothing is left behind.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance.infra.settings import process_environment
+from appliance.serving.vllm.draft_token_lookup import DraftTokenLookup, find_table_problem
 from appliance.serving.worker_protocol import EXPECTATION
 
 STALL = 10.0
@@ -40,11 +41,8 @@ def find_problems(scheduler: Any) -> list[str]:  # noqa: ANN401 - a scheduler of
     ]
     if not getattr(scheduler, "num_spec_tokens", 0):
         return [*problems, "the engine was started without a draft"]
-    lookup = getattr(scheduler, "dynamic_sd_lookup", None)
-    if not isinstance(lookup, list) or len(lookup) < 2:  # noqa: PLR2004 - index 0 is no batch size
-        problems.append("the scheduler has no draft-token table to change")
-    elif not all(isinstance(k, int) for k in lookup):
-        problems.append("the draft-token table has another shape than one number for each batch size")
+    if problem := find_table_problem(getattr(scheduler, "dynamic_sd_lookup", None)):
+        problems.append(problem)
     if not getattr(scheduler, "log_stats", False):
         problems.append("the engine's statistics are off")
     return problems
@@ -68,10 +66,9 @@ class SchedulerControl:
         self._expected = _promised(process_environment() if environment is None else environment)
         self._scheduler = scheduler
         self._clock = clock
-        self._lookup: list[int] = scheduler.dynamic_sd_lookup
-        self._initial = list(self._lookup)
-        self._table = list(self._lookup)
-        self._choices = sorted({0, *self._initial[1:]})
+        self._lookup = DraftTokenLookup(scheduler.dynamic_sd_lookup)
+        self._table = self._lookup.initial()
+        self._choices = self._lookup.choices
         self._positions = int(scheduler.num_spec_tokens)
         self._epoch = os.urandom(8).hex()
         self._label: dict[str, str | None] = {"mode": None, "reason": None}
@@ -135,15 +132,15 @@ class SchedulerControl:
         for first, last, k in spans:
             if first != expected or last < first:
                 raise ValueError(f"the range {first} to {last} does not follow batch size {expected - 1}")
-            table += [int(k)] * (min(last, len(self._lookup) - 1) - first + 1)
+            table += [int(k)] * (min(last, self._lookup.largest_batch) - first + 1)
             expected = last + 1
         if len(table) < 2:  # noqa: PLR2004 - index 0 is no batch size
             raise ValueError("the table has no range")
-        return table + [table[-1]] * (len(self._lookup) - len(table))
+        return table + [table[-1]] * (self._lookup.largest_batch + 1 - len(table))
 
     def _fill(self) -> None:
-        """Write the probe's K, or else the table, into the list that the scheduler reads."""
-        self._lookup[:] = [self._probe[0][0]] * len(self._lookup) if self._probe else self._table
+        """Write the probe's K, or else the table, into the lists that the scheduler reads."""
+        self._lookup.write([self._probe[0][0]] * len(self._table) if self._probe else self._table)
 
     def _hooked_schedule(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         if self._idle:
@@ -152,7 +149,7 @@ class SchedulerControl:
         try:
             batch = len(output.num_scheduled_tokens)
             self.draft_tokens = output.num_spec_tokens_to_schedule if batch else None
-            if batch and self.draft_tokens != self._lookup[batch]:
+            if batch and not self._lookup.allows(batch, output.num_spec_tokens_to_schedule):
                 self._remove_hooks("the scheduler does not follow its draft-token table")
         except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
             self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
@@ -222,9 +219,9 @@ class SchedulerControl:
         """Restore the scheduler."""
         self._problems.append(problem)
         self.draft_tokens = None
-        self._table, self._probe = list(self._initial), []
+        self._table, self._probe = self._lookup.initial(), []
         self._label = {"mode": None, "reason": None}
-        self._lookup[:] = self._initial
+        self._lookup.restore()
         self._scheduler.schedule = self._schedule
         self._scheduler.update_from_output = self._update
 
@@ -234,7 +231,7 @@ class SchedulerControl:
             "problems": self._problems,
             "engine": engine,
             "epoch": self._epoch,
-            "largest_batch": len(self._lookup) - 1,
+            "largest_batch": self._lookup.largest_batch,
             "choices": self._choices,
             "table": _spans(self._table),
             **self._label,

@@ -24,10 +24,10 @@ from appliance.speculation.values import (
     draft_tokens_at,
     table_of,
 )
-from tests.fake_engine import LOOKUP, FakeClock, FakeScheduler, Step, work
+from tests.fake_engine import LOOKUP, FakeClock, FakeScheduler, FutureScheduler, Step, work
 
 ENGINE = "vllm 0.32.0"
-OTHER_SHAPE = "the draft-token table has another shape than one number for each batch size"
+OTHER_SHAPE = "the draft-token table is neither by batch size nor by batch size and context length"
 LARGEST = len(LOOKUP) - 1
 ALL_OFF = [[1, LARGEST, 0]]
 INITIAL = ((1, 6, 3), (7, 7, 1), (8, 8, 0))
@@ -79,8 +79,11 @@ def test_complete_scheduler_has_no_problems():
         ("dynamic_sd_lookup", (0, 3), "the scheduler has no draft-token table to change"),
         ("dynamic_sd_lookup", [0], "the scheduler has no draft-token table to change"),
         ("dynamic_sd_lookup", [0, 3.0], OTHER_SHAPE),
-        # By batch size and context length.
-        ("dynamic_sd_lookup", [[0, 0], [3, 1], [2, 0]], OTHER_SHAPE),
+        ("dynamic_sd_lookup", [0, [3, 1], [2, 0]], OTHER_SHAPE),
+        ("dynamic_sd_lookup", [[0, 0], [3], [2, 0]], OTHER_SHAPE),
+        ("dynamic_sd_lookup", [[], []], OTHER_SHAPE),
+        ("dynamic_sd_lookup", [[0, 0], (3, 1)], OTHER_SHAPE),
+        ("dynamic_sd_lookup", [[[0]], [[3]]], OTHER_SHAPE),
         ("log_stats", False, "the engine's statistics are off"),
     ],
 )
@@ -568,3 +571,40 @@ def test_refused_command_raises_for_the_sender():
     refusal = Controlled().control.command('{"table": [[1, 8, 2]]}', ENGINE)
     with pytest.raises(WorkerFailedError, match=r"400.*\[2\] draft tokens are not among \[0, 1, 3\]"):
         parse_reading(400, refusal)
+
+
+@pytest.mark.parametrize("context", [0, 1, 2])
+def test_a_table_by_context_too_is_changed_for_every_context(context):
+    scheduler = FutureScheduler()
+    scheduler.context = context
+    controlled = Controlled("a", scheduler=scheduler)
+    assert (controlled.reading.choices, controlled.reading.table) == ((0, 1, 2, 3), INITIAL)
+    for draft_tokens in (1, 0, 3):
+        assert controlled.tell(table=[[1, LARGEST, draft_tokens]])["controllable"]
+        before = controlled.steps.get((1, draft_tokens), 0)
+        controlled.work(4)
+        assert controlled.steps[1, draft_tokens] == before + 3
+    assert scheduler.rows is not scheduler.dynamic_sd_lookup, "the scheduler reads rows that it holds"
+
+
+def test_a_table_by_context_too_is_restored_when_the_engine_does_not_follow_it():
+    scheduler = FutureScheduler()
+    controlled = Controlled("a", scheduler=scheduler)
+    controlled.tell(table=ALL_OFF)
+    scheduler.disobeys = True
+    controlled.work()
+    assert controlled.reading.problems == ("the scheduler does not follow its draft-token table",)
+    assert scheduler.rows == [[k, min(k, 2), 0] for k in LOOKUP]
+
+
+def test_a_table_whose_first_axis_is_no_batch_size_is_given_back():
+    """A table by context and then batch size has the same shape; its second step shows it."""
+    scheduler = FutureScheduler()
+    scheduler.rows = scheduler.dynamic_sd_lookup = [[0, 1], [0, 1], [0, 1]]
+    scheduler.draft_tokens_for = lambda batch: scheduler.rows[2][batch]
+    controlled = Controlled("a", scheduler=scheduler)
+    assert controlled.reading.controllable
+    controlled.tell(table=[[1, 1, 0], [2, 2, 1]])
+    controlled.work()
+    assert not controlled.reading.controllable
+    assert scheduler.rows == [[0, 1], [0, 1], [0, 1]]
