@@ -31,7 +31,7 @@ from appliance.control.view import BucketView, WorkerView
 from appliance.errors import ControlUnavailableError, InvalidRequestError, WorkerNotFoundError
 from appliance.gateway.attribution import Aspect, Attribution, DraftFigures
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.speculation.values import draft_tokens_at
+from appliance.speculation.values import draft_tokens_at, missing_of
 
 OFFENDERS = 10
 SHARES = 20
@@ -170,6 +170,7 @@ def _worker(snapshot: WorkerSnapshot, view: WorkerView | None, order: Override |
         "speculates": snapshot.speculates,
         "controllable": view is not None and view.controllable,
         "problems": list(view.problems) if view else [],
+        "missing_capabilities": missing_of(reading),
         "mode": snapshot.decision.mode,
         "reason": snapshot.decision.reason,
         "since": _rounded(view.since if view else None),

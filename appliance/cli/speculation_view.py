@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.cli.common.duration import show_duration
+from appliance.speculation.values import Capability
 
 EVENTS = 8
 
@@ -65,9 +66,17 @@ def _probe(worker: dict[str, Any], _now: float) -> str:
     return f"{when}, {failed} failed" if failed else when
 
 
-def _control(worker: dict[str, Any], _now: float) -> str:
-    problems = ", ".join(worker["problems"]) or "not scraped yet"
-    return "yes" if worker["controllable"] else f"no: {problems}"
+def _missing(worker: dict[str, Any], _now: float) -> str:
+    names: dict[str, list[str]] = {}
+    for name, why in worker["missing_capabilities"].items():
+        names.setdefault(why, []).append(name)
+    return (
+        "; ".join(
+            f"{'all' if len(which) == len(Capability) else ', '.join(which)}: {why}"
+            for why, which in names.items()
+        )
+        or "-"
+    )
 
 
 def _override(worker: dict[str, Any], now: float) -> str:
@@ -94,7 +103,7 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
     ("acceptance length", _acceptance),
     ("break-even by batch size", _break_even),
     ("next probe", _probe),
-    ("controllable", _control),
+    ("missing capabilities", _missing),
     ("override", _override),
 )
 

@@ -2,7 +2,7 @@
 
 from appliance.infra.metrics import Metrics
 from appliance.serving.worker import WorkerSnapshot
-from appliance.speculation.values import Reason, SpeculationMode
+from appliance.speculation.values import Capability, Reason, SpeculationMode, missing_of
 
 
 def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
@@ -18,9 +18,9 @@ def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
     for reason in Reason:
         metrics.speculation_reason.labels(worker, reason).set(decision.reason is reason)
     metrics.speculation_collapsed.labels(worker).set(decision.verdict is Reason.COLLAPSED)
-    metrics.speculation_controllable.labels(worker).set(
-        after.reading is not None and after.reading.controllable
-    )
+    missing = missing_of(after.reading)
+    for capability in Capability:
+        metrics.worker_capability.labels(worker, capability).set(capability not in missing)
     metrics.speculation_probes_failed.labels(worker).set(figures.probes_failed)
     metrics.speculation_probed_steps.labels(worker).set(figures.probed_steps)
     for bucket, draft_tokens in figures.draft_tokens.items():

@@ -7,9 +7,9 @@ failure.  Only a worker that does not answer fails.
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +22,7 @@ from appliance.serving.worker import Worker
 from appliance.serving.worker_protocol import SPECULATION_PATH, USAGE_PATH
 from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import (
+    Capability,
     DraftTokenTable,
     Energy,
     EngineReading,
@@ -33,6 +34,8 @@ from appliance.speculation.values import (
 )
 
 OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
+FURTHER = (Capability.DEFERRED_PREFILL, Capability.ATTRIBUTION)
+"""Capabilities in addition to control."""
 USAGE_SECONDS = 10.0
 """Maximum time for the tokens of a request whose client left, with waiting for a connection."""
 
@@ -122,9 +125,9 @@ class SpeculationClient:
 
 def parse_reading(status: int, text: str) -> EngineReading:
     if status == NOT_FOUND:
-        return _uncontrollable("the worker runs without the plugin, or was given no control token")
+        return _without_plugin("the worker runs without the plugin, or was given no control token")
     if status == UNAUTHORISED:
-        return _uncontrollable("the worker does not accept this control token")
+        return _without_plugin("the worker does not accept this control token")
     try:
         content = json.loads(text)
         if content.get("leaving") is True:
@@ -140,9 +143,15 @@ def parse_reading(status: int, text: str) -> EngineReading:
 
 def _parse(content: dict[str, Any]) -> EngineReading:
     if not content["controllable"] and not content["epoch"]:
-        reading = _uncontrollable(*(str(problem) for problem in content["problems"]))
-        target, draft = _parse_digest(content, "target"), _parse_digest(content, "draft")
-        return replace(reading, energy=_parse_energy(content), target=target, draft=draft)
+        return EngineReading(
+            controllable=False,
+            problems=tuple(str(problem) for problem in content["problems"]),
+            epoch="",
+            missing_capabilities=_parse_missing(content),
+            energy=_parse_energy(content),
+            target=_parse_digest(content, "target"),
+            draft=_parse_digest(content, "draft"),
+        )
     drafting = content["drafting"]
     choices = tuple(int(choice) for choice in content["choices"])
     # Absent in a worker of an earlier version; a malformed record promises nothing.
@@ -150,6 +159,7 @@ def _parse(content: dict[str, Any]) -> EngineReading:
     return EngineReading(
         controllable=bool(content["controllable"]),
         problems=tuple(str(problem) for problem in content["problems"]),
+        missing_capabilities=_parse_missing(content),
         epoch=str(content["epoch"]),
         largest_batch=int(content["largest_batch"]),
         choices=choices,
@@ -187,6 +197,14 @@ def _parse(content: dict[str, Any]) -> EngineReading:
     )
 
 
+def _parse_missing(content: dict[str, Any]) -> Mapping[Capability, str]:
+    """Without the plugin's report, in a worker of an earlier version, no further capability is assumed."""
+    reported = content.get("missing_capabilities")
+    if not isinstance(reported, dict):
+        reported = dict.fromkeys(FURTHER, "the worker's plugin does not report it")
+    return MappingProxyType({name: str(reported[name]) for name in FURTHER if name in reported})
+
+
 def _parse_digest(content: dict[str, Any], name: str) -> str:
     """A digest; empty if the worker is of an earlier version, or not started by us."""
     digest = content.get(name)
@@ -215,5 +233,6 @@ def _checked(reading: EngineReading) -> EngineReading:
     return reading
 
 
-def _uncontrollable(*problems: str) -> EngineReading:
-    return EngineReading(controllable=False, problems=problems, epoch="")
+def _without_plugin(problem: str) -> EngineReading:
+    missing = MappingProxyType(dict.fromkeys(FURTHER, problem))
+    return EngineReading(controllable=False, problems=(problem,), epoch="", missing_capabilities=missing)

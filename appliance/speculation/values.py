@@ -34,6 +34,17 @@ class Reason(StrEnum):
     DRAFT_LINT_FAILED = "draft_lint_failed"
 
 
+class Capability(StrEnum):
+    """What the plugin can do in a worker; also the metric label."""
+
+    CONTROL = "control"
+    """Measure each kind of step, and change the draft-token table."""
+    DEFERRED_PREFILL = "deferred_prefill"
+    """Leave out the draft's forward passes while it does not draft."""
+    ATTRIBUTION = "attribution"
+    """Report drafts and accepted tokens of each request."""
+
+
 MAXIMUM_DRAFT_TOKENS = 1024
 """A record that claims more draft tokens than this is wrong."""
 ALL_TRAFFIC = "all"
@@ -232,6 +243,8 @@ class EngineReading:
     controllable: bool
     """Whether the table can be changed; if not, `problems` gives the reasons."""
     problems: tuple[str, ...] = ()
+    missing_capabilities: Mapping[Capability, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Those other than control that the worker lacks, with the reasons."""
     is_leaving: bool = False
     """Whether the worker is stopping; it then reports nothing else."""
     epoch: str
@@ -264,6 +277,14 @@ class EngineReading:
     expected_length: float | None = None
     """Minimum acceptance length that the draft's record promises with the most draft tokens of this worker;
     None without a record."""
+
+
+def missing_of(reading: EngineReading | None) -> dict[Capability, str]:
+    """Each capability that a worker lacks, with the reason."""
+    if reading is None:
+        return dict.fromkeys(Capability, "not scraped yet")
+    control = {} if reading.controllable else {Capability.CONTROL: "; ".join(reading.problems)}
+    return control | dict(reading.missing_capabilities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ CASES: tuple[Case, ...] = (
         alert="ApplianceSpeculationNotControllable",
         story="a stock vLLM joins and is replaced",
         series={
-            g("appliance_speculation_controllable", **W1): "1x4 0x30 1x10",
+            g("appliance_worker_capability", capability="control", **W1): "1x4 0x30 1x10",
             g("appliance_speculation_mode", **W1, mode="speculative"): "1x50",
             g("appliance_worker_up", **W1): "1x50",
         },
@@ -158,7 +158,7 @@ CASES: tuple[Case, ...] = (
         alert="ApplianceSpeculationNotControllable",
         story="a worker without a draft has nothing to control",
         series={
-            g("appliance_speculation_controllable", **W1): "0x50",
+            g("appliance_worker_capability", capability="control", **W1): "0x50",
             g("appliance_speculation_mode", **W1, mode="speculative"): "0x50",
             g("appliance_worker_up", **W1): "1x50",
         },
@@ -737,10 +737,10 @@ CASES: tuple[Case, ...] = (
         alert="ApplianceSpeculationNotControllable",
         story="a worker of another release has the same name",
         series={
-            g("appliance_speculation_controllable", **W1): "1x4 0x30 1x10",
+            g("appliance_worker_capability", capability="control", **W1): "1x4 0x30 1x10",
             g("appliance_speculation_mode", **W1, mode="speculative"): "1x50",
             g("appliance_worker_up", **W1): "1x50",
-            other("appliance_speculation_controllable", **W1): "1x50",
+            other("appliance_worker_capability", capability="control", **W1): "1x50",
             other("appliance_speculation_mode", **W1, mode="speculative"): "1x50",
             other("appliance_worker_up", **W1): "1x50",
         },

@@ -38,7 +38,7 @@ async def test_decision_is_sent_to_a_worker_once(controlled):
     assert (seen.healthy, seen.avoided, seen.reading.mode) == (True, False, SpeculationMode.SPECULATIVE)
     assert controlled.loop.events(0) == ()
     assert controlled.sample("control_acting") == 1
-    assert controlled.sample("speculation_controllable", worker="w1") == 1
+    assert controlled.sample("worker_capability", worker="w1", capability="control") == 1
 
 
 async def test_collapse_has_one_reason_in_log_metrics_and_audit(controlled):
@@ -164,7 +164,7 @@ async def test_uncontrollable_worker_is_avoided_while_its_drafts_fail(controlled
     assert (controlled.last.avoided, controlled.last.reason) == (True, Reason.NOT_CONTROLLABLE)
     (entry,) = await controlled.entries(1)
     assert (entry["avoided"], entry["reason"], entry["mode"]) == (True, "not_controllable", "speculative")
-    assert controlled.sample("speculation_controllable", worker="w1") == 0
+    assert controlled.sample("worker_capability", worker="w1", capability="control") == 0
     assert controlled.sample("speculation_collapsed", worker="w1") == 1
     assert worker.puts == []
 

@@ -34,7 +34,7 @@ from appliance.serving.worker_protocol import (
     USAGE_PATH,
 )
 from appliance.sovereignty.environment import offline_environment
-from appliance.speculation.values import EngineReading
+from appliance.speculation.values import Capability, EngineReading, missing_of
 from tests.integration.worker_process import RunningWorker
 
 pytestmark = pytest.mark.worker
@@ -209,6 +209,16 @@ def text_of(engine: Engine, draft_tokens: int) -> str:
     return str(engine.complete()["choices"][0]["text"])
 
 
+def test_the_draft_rests_at_zero(engine):
+    """At K=0 the draft is not run (`deferred_prefill`)."""
+    assert_has(engine, Capability.DEFERRED_PREFILL)
+
+
+def assert_has(engine: Engine, capability: Capability) -> None:
+    missing = missing_of(engine.read())
+    assert capability not in missing, missing[capability]
+
+
 def test_drafts_are_as_good_after_a_prompt_at_zero(engine):
     """A prompt that was read at K=0 is drafted for as well as any."""
     accepted = [
@@ -229,10 +239,11 @@ def accepted_of(engine: Engine, prompt: str, draft_tokens_at_first: int) -> floa
 
 
 def test_a_request_says_how_many_drafts_were_accepted(engine):
-    """Each answer says how many of its drafts were accepted."""
+    """Each answer says how many of its drafts were accepted (`attribution`)."""
     engine.apply(MOST)
     drafting = (engine.complete().get("metrics") or {}).get("speculative_decoding")
-    assert drafting is not None, "its answers have no `metrics.speculative_decoding`"
+    assert (drafting is None) == (Capability.ATTRIBUTION in missing_of(engine.read()))
+    assert_has(engine, Capability.ATTRIBUTION)
     assert drafting["num_spec_tokens"] == MOST
 
 

@@ -62,7 +62,7 @@ def run(versions: list[str], at: Path) -> int:
 
 def install(environment: Path, version: str, packages: Path) -> str:
     """Install a version; why it could not be, or nothing."""
-    overrides = environment.with_suffix(".overrides")
+    overrides = environment.with_name(f"{version}.overrides")
     environment.parent.mkdir(parents=True, exist_ok=True)
     without = [f'{name}; python_version < "3"' for name in UNUSED]
     overrides.write_text("\n".join([f"torch=={VERSIONS[version]}", *without]), encoding="utf-8")

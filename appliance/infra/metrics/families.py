@@ -285,9 +285,11 @@ class Metrics:
             "appliance_speculation_collapsed",
             "1 while the draft counts as collapsed: check draft, template and traffic.", "worker",
         )  # fmt: skip
-        self.speculation_controllable = gauge(
-            "appliance_speculation_controllable",
-            "1 if the worker's draft-token table can be changed.", "worker",
+        self.worker_capability = gauge(
+            "appliance_worker_capability",
+            "1 if the worker has the capability: its draft-token table can be changed (`control`), it does "
+            "not run the draft while it does not draft (`deferred_prefill`), it reports the drafts of each "
+            "request (`attribution`).", "worker", "capability",
         )  # fmt: skip
         self.speculation_draft_tokens = gauge(
             "appliance_speculation_draft_tokens",

@@ -178,7 +178,7 @@ def defer_draft_prefill(runner_class: Any, proposer_class: Any, torch: Any) -> N
     def propose_draft_token_ids(runner: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         named |= dict(zip(ARGUMENTS, arguments, strict=False))
         deferred = getattr(runner, "appliance_deferred", None)
-        if deferred is None and _is_known(runner):
+        if deferred is None and not find_runner_problem(runner):
             drafter = runner.drafter
             deferred = DeferredPrefill(runner, lambda **given: propose(drafter, **given), torch)
             runner.appliance_deferred = drafter.appliance_deferred = deferred
@@ -195,19 +195,22 @@ def defer_draft_prefill(runner_class: Any, proposer_class: Any, torch: Any) -> N
     proposer_class.propose = propose_after_catching_up
 
 
-def _is_known(runner: Any) -> bool:  # noqa: ANN401 - a runner of vLLM
+def find_runner_problem(runner: Any) -> str:  # noqa: ANN401 - a runner of vLLM
     """
-    Whether its draft reads the target's layers, its tokens are on the CPU and all share one KV cache.
+    Why its draft cannot wait; empty if it can.
 
+    Its draft must read the target's layers, its tokens must be on the CPU, and all must share one KV cache.
     A draft that drafts in parallel writes slots behind its input: its replay would overwrite later ones.
     """
-    return (
-        getattr(runner.drafter, "needs_extra_input_slots", True) is False
-        and runner.use_aux_hidden_state_outputs
-        and not runner.use_async_scheduling
-        and not runner.supports_mm_inputs
-        and len(runner.kv_cache_config.kv_cache_groups) == 1
-    )
+    if getattr(getattr(runner, "drafter", None), "needs_extra_input_slots", True) is not False:
+        return "the runner has no draft model that the plugin knows"
+    if not runner.use_aux_hidden_state_outputs:
+        return "the draft does not read the target's layers"
+    if runner.use_async_scheduling:
+        return "the engine schedules asynchronously"
+    if runner.supports_mm_inputs:
+        return "the target reads images, sound or video"
+    return "" if len(runner.kv_cache_config.kv_cache_groups) == 1 else "there are several KV caches"
 
 
 ARGUMENTS = (

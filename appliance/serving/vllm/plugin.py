@@ -10,7 +10,8 @@ the worker reports that it cannot be controlled.
 
 from typing import Any
 
-from appliance.serving.vllm.deferred_prefill import ARGUMENTS, defer_draft_prefill
+from appliance.serving.vllm.capabilities import ASK_RUNNER, Capabilities
+from appliance.serving.vllm.deferred_prefill import ARGUMENTS, defer_draft_prefill, find_runner_problem
 from appliance.serving.vllm.media_salt import salt_media
 from appliance.serving.vllm.redaction import redact_before, replace_failure_dump
 from appliance.serving.vllm.repairs import (
@@ -40,9 +41,9 @@ def register() -> None:
     redact_before(WorkerWrapperBase, "execute_model")
     replace_failure_dump(core)
     salt_media(BaseRenderer)
-    install_control(Scheduler, core.EngineCore, engine=f"vllm {version}")
     count_sequences(OutputProcessor)
     follow_table_in_suffix_decoding(SuffixDecodingProposer)
+    problem = "it has been checked on a CPU only"
     if current_platform.is_cpu():
         from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415
         from vllm.v1.sample import rejection_sampler  # noqa: PLC0415
@@ -50,11 +51,17 @@ def register() -> None:
 
         repair_cpu_sampling(rejection_sampler, topk_topp_sampler)
         sleep_while_waiting(shm_broadcast)
-        install_deferred_prefill()
+        problem = install_deferred_prefill()
+    install_control(Scheduler, core.EngineCore, engine=f"vllm {version}", deferred_prefill=problem)
+    setattr(WorkerWrapperBase, ASK_RUNNER, _deferred_prefill_problem)
 
 
-def install_deferred_prefill() -> None:
-    """Run the draft only where it drafts; a vLLM of another structure stays unchanged."""
+def _deferred_prefill_problem(wrapper: Any) -> str:  # noqa: ANN401 - a worker of vLLM
+    return find_runner_problem(wrapper.model_runner)
+
+
+def install_deferred_prefill() -> str:
+    """Run the draft only where it drafts; returns why not if this vLLM has another structure."""
     import inspect  # noqa: PLC0415 - only in a worker
 
     import torch  # noqa: PLC0415
@@ -64,12 +71,23 @@ def install_deferred_prefill() -> None:
     propose = getattr(GPUModelRunner, "propose_draft_token_ids", None)
     bypass_rejection_without_drafts(GPUModelRunner)
     if propose is None or tuple(inspect.signature(propose).parameters)[1:] != ARGUMENTS:
-        return
+        return "this vLLM's runner proposes drafts in another way"
     defer_draft_prefill(GPUModelRunner, SpecDecodeBaseProposer, torch)
+    return ""
 
 
-def install_control(scheduler_class: Any, core_class: Any, *, engine: str) -> None:  # noqa: ANN401 - classes of vLLM
-    """Control every scheduler created later: `EngineCore.__init__` loads plugins before it makes its own."""
+def install_control(
+    scheduler_class: Any,  # noqa: ANN401 - classes of vLLM
+    core_class: Any,  # noqa: ANN401
+    *,
+    engine: str,
+    deferred_prefill: str = "",
+) -> None:
+    """
+    Control every scheduler created later: `EngineCore.__init__` loads plugins before it makes its own.
+
+    `deferred_prefill` is why no runner defers the draft's prefill; empty if the runner knows.
+    """
     if hasattr(core_class, RPC):
         return  # vLLM may load plugins more than once in a process
     original = scheduler_class.__init__
@@ -88,10 +106,13 @@ def install_control(scheduler_class: Any, core_class: Any, *, engine: str) -> No
             post_step(core, model_executed)
 
     def command(core: Any, text: str) -> str:  # noqa: ANN401
+        if not hasattr(core, "appliance_capabilities"):
+            core.appliance_capabilities = Capabilities(core, deferred_prefill)
+        missing = core.appliance_capabilities.missing()
         control: SchedulerControl | None = getattr(core.scheduler, "appliance_control", None)
         if control is None:
-            return SchedulerControl.cannot(find_problems(core.scheduler), engine)
-        return control.command(text, engine)
+            return SchedulerControl.cannot(find_problems(core.scheduler), engine, missing)
+        return control.command(text, engine, missing)
 
     scheduler_class.__init__ = initialise
     core_class.post_step = post_step_with_drafts

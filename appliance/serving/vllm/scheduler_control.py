@@ -17,6 +17,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from appliance.infra.settings import process_environment
@@ -28,6 +29,7 @@ STALL = 10.0
 STALL_AFTER = 16
 """Steps of a kind before its mean is used for that."""
 LARGEST_PROBE = 4096
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Clock = Callable[[], float]
 
@@ -90,12 +92,13 @@ class SchedulerControl:
         scheduler.update_from_output = self._hooked_update
 
     @staticmethod
-    def cannot(problems: list[str], engine: str) -> str:
-        return json.dumps({"controllable": False, "problems": problems, "engine": engine, "epoch": ""})
+    def cannot(problems: list[str], engine: str, missing: Mapping[str, str] = NOTHING) -> str:
+        answer = {"controllable": False, "problems": problems, "engine": engine, "epoch": ""}
+        return json.dumps(answer | {"missing_capabilities": dict(missing)})
 
-    def command(self, text: str, engine: str) -> str:
+    def command(self, text: str, engine: str, missing: Mapping[str, str] = NOTHING) -> str:
         """
-        Carry out one command and answer with all measurements.
+        Carry out one command and answer with all measurements, and the `missing` capabilities.
 
         `text` is JSON: `{}` for a reading only; `table` as [[first, last, K], ...] from batch size 1 on,
         `mode` and `reason` to be repeated in readings, `probe` as [[K, steps], ...].
@@ -104,7 +107,7 @@ class SchedulerControl:
             self._apply(json.loads(text))
         except Exception as error:  # noqa: BLE001 - a bad command must not affect the engine
             return json.dumps({"error": f"not a command: {error}"})
-        return json.dumps(self._answer(engine))
+        return json.dumps(self._answer(engine) | {"missing_capabilities": dict(missing)})
 
     def _apply(self, command: dict[str, Any]) -> None:
         table = self._expand(command["table"]) if "table" in command else None

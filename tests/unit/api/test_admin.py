@@ -195,6 +195,7 @@ async def test_a_worker_is_shown_with_its_mode_and_reason(admin: Admin):
         "speculates": True,
         "controllable": True,
         "problems": [],
+        "missing_capabilities": {},
         "mode": "speculative",
         "reason": "healthy",
         "since": 1_800_000_000.0,

@@ -37,6 +37,7 @@ from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
 from appliance.speculation.goodput import SpeculationFigures
 from appliance.speculation.values import (
+    Capability,
     Decision,
     EngineReading,
     Reason,
@@ -68,6 +69,7 @@ class Gateway:
 
     url: str
     data: Path
+    pool: WorkerPool
     control: FakeControl
     audit: FakeAudit
     overrides: SqlOverrideStore
@@ -124,6 +126,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
         yield Gateway(
             url=f"http://{host}:{port}",
             data=tmp_path,
+            pool=pool,
             control=control,
             audit=audit,
             overrides=overrides,
@@ -223,9 +226,33 @@ def change() -> SpeculationChange:
 
 def test_status_shows_a_worker_that_was_not_scraped_yet(gateway: Gateway):
     gateway.control.views.clear()
+    change_reading(gateway.pool, None)
     result = gateway.run("status", "--once")
     assert result.exit_code == 0
-    assert "not scraped yet" in result.output
+    assert "all: not scraped yet" in result.output
+
+
+def test_status_shows_what_a_worker_lacks_and_why(gateway: Gateway):
+    assert rows(gateway)["missing capabilities"] == "-"
+    missing = {Capability.ATTRIBUTION: "an old one", Capability.DEFERRED_PREFILL: "not on a GPU"}
+    reading = EngineReading(
+        controllable=False, problems=("no table",), epoch="", missing_capabilities=missing
+    )
+    change_reading(gateway.pool, reading)
+    shown = rows(gateway)["missing capabilities"]
+    assert shown == "control: no table; attribution: an old one; deferred_prefill: not on a GPU"
+
+
+def change_reading(pool: WorkerPool, reading: EngineReading | None) -> None:
+    snapshot = pool.snapshot(WorkerId("w1"))
+    assert snapshot is not None
+    pool.update(replace(snapshot, reading=reading))
+
+
+def rows(gateway: Gateway) -> dict[str, str]:
+    """The table of workers, which has one."""
+    lines = [line.split("│") for line in gateway.run("status", "--once").output.splitlines() if "│" in line]
+    return {cells[1].strip(): cells[2].strip() for cells in lines if len(cells) == 4}
 
 
 def test_status_reports_unreadable_overrides():

@@ -219,12 +219,26 @@ def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
     assert modules.runner.propose_draft_token_ids is not propose
 
 
+def test_a_runner_is_asked_through_the_workers_of_its_engine(modules):
+    """Its own problem is reported, and after that of the whole process no runner is asked."""
+    register()
+    core, wrapper = modules.engine.start(), modules.wrapper()
+    wrapper.model_runner = SimpleNamespace()
+    core.model_executor = SimpleNamespace(collective_rpc=lambda method: [getattr(wrapper, method)()])
+    assert (
+        ask(core)["missing_capabilities"]["deferred_prefill"]
+        == "the runner has no draft model that the plugin knows"
+    )
+
+
 def test_gpu_worker_gets_control_and_the_repair_of_suffix_decoding(modules):
     """The repairs are for defects of the CPU build, and deferred prefill was only verified there."""
     modules.is_cpu = False
     propose = modules.runner.propose_draft_token_ids
     register()
-    assert ask(modules.engine.start())["controllable"]
+    answer = ask(modules.engine.start())
+    assert answer["controllable"]
+    assert answer["missing_capabilities"]["deferred_prefill"] == "it has been checked on a CPU only"
     assert (modules.sampler.expand_batch_to_tokens, modules.filter.apply_top_k_only) == (len, len)
     assert modules.suffixes().propose(1, "batch") == [[5], []]
     assert modules.shared_memory.sched_yield is len
