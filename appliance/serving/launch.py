@@ -12,7 +12,6 @@ import importlib.util
 import json
 import re
 import ssl
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError
@@ -168,7 +167,8 @@ def plan_launch(
     argv += _device_arguments(settings, device)
     if speculation is not None:
         argv += ["--speculative-config", json.dumps(speculation, separators=(",", ":"))]
-        if _version_of(engine) >= PER_REQUEST_DRAFTS_SINCE:
+        # An unknown version gets every argument.
+        if (version_of(engine) or PER_REQUEST_DRAFTS_SINCE) >= PER_REQUEST_DRAFTS_SINCE:
             argv += PER_REQUEST_DRAFTS
     if settings.tool_call_parser is not None:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
@@ -386,10 +386,10 @@ def engine_version() -> str:
     return "unknown"
 
 
-def _version_of(engine: str) -> tuple[int, int]:
-    """Major and minor version; an unknown one is new, so that it gets every argument."""
+def version_of(engine: str) -> tuple[int, int] | None:
+    """Major and minor version in an `engine_version`; None if it is unknown."""
     found = re.search(r" (\d+)\.(\d+)", engine)
-    return (int(found[1]), int(found[2])) if found else (sys.maxsize, 0)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _can_import(module: str) -> bool:

@@ -71,7 +71,8 @@ class RunningWorker:
             except (urllib.error.URLError, OSError):
                 ended = self.process.poll() is not None
                 assert not ended, self._log.read_text(encoding="utf-8")[-3000:]
-                assert time.monotonic() < deadline, self._log.read_text(encoding="utf-8")[-3000:]
+                late = f"not healthy after {START_SECONDS:g} s\n"
+                assert time.monotonic() < deadline, late + self._log.read_text(encoding="utf-8")[-3000:]
                 time.sleep(0.5)
 
     def stop(self) -> None:

@@ -40,13 +40,13 @@ lacks is in the table. Not tested on any of them: a GPU, vLLM's second model run
 def page() -> str:
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     lines = [
-        f"| | {' | '.join(results)} |",
-        f"|---|{'---|' * len(results)}",
-        f"| torch | {' | '.join(result['torch'] for result in results.values())} |",
+        f"| | {' | '.join(VERSIONS)} |",
+        f"|---|{'---|' * len(VERSIONS)}",
+        f"| torch | {' | '.join(VERSIONS.values())} |",
     ]
     reasons: list[str] = []
     for name, sentence in checks().items():
-        cells = [_cell(result, name, reasons) for result in results.values()]
+        cells = [_cell(results.get(version), name, reasons) for version in VERSIONS]
         lines.append(f"| {sentence.rstrip('.')} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -71,8 +71,10 @@ def checks() -> dict[str, str]:
     }
 
 
-def _cell(result: dict[str, Any], name: str, reasons: list[str]) -> str:
-    why = result["problem"] or result["checks"].get(name, "not tested")
+def _cell(result: dict[str, Any] | None, name: str, reasons: list[str]) -> str:
+    if result is None or (not result["problem"] and name not in result["checks"]):
+        return "not run"
+    why = result["problem"] or result["checks"][name]
     if not why:
         return "yes"
     if why not in reasons:

@@ -10,6 +10,7 @@ from appliance.cli.preflight.clock import check_clock
 from appliance.cli.preflight.digests import check_weights
 from appliance.cli.preflight.disk import check_disk
 from appliance.cli.preflight.draft_fit import check_pair
+from appliance.cli.preflight.engine import check_engine
 from appliance.cli.preflight.kernel import check_kernel
 from appliance.cli.preflight.log_integrity import check_log
 from appliance.cli.preflight.network import check_egress, check_ports
@@ -18,8 +19,8 @@ from appliance.cli.preflight.secret_files import check_files
 from appliance.errors import ApplianceError
 
 FAMILIES = (
-    *(check_files, check_gpus, check_kernels, check_cpu, check_disk, check_kernel, check_ports, check_clock),
-    *(check_egress, check_weights, check_pair, check_database, check_tls, check_log),
+    *(check_files, check_engine, check_gpus, check_kernels, check_cpu, check_disk, check_kernel, check_ports),
+    *(check_clock, check_egress, check_weights, check_pair, check_database, check_tls, check_log),
 )
 SUBJECTS = tuple(subject for family in FAMILIES for subject in family.subjects)
 
