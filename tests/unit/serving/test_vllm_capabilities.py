@@ -93,7 +93,7 @@ def test_names_are_those_of_the_gateway():
     ("change", "problem"),
     [
         ({}, ""),
-        ({"drafter": None}, "there is no draft model"),
+        ({"drafter": None}, "the runner has no draft model that the plugin knows"),
         ({"use_aux_hidden_state_outputs": False}, "the draft does not read the target's layers"),
         ({"use_async_scheduling": True}, "the engine schedules asynchronously"),
         ({"supports_mm_inputs": True}, "the target reads images, sound or video"),
