@@ -14,9 +14,13 @@ REPORT = """<testsuites><testsuite>
 <testcase name="test_a_table_takes_effect[3]" />
 <testcase name="test_plugin_controls"><failure message="KeyError: 'x'" /></testcase>
 <testcase name="test_restarts_on_request">
-<error message='failed on setup with "AssertionError: a log&#10;error: unknown: --x&#10;assert not True"' /></testcase>
+<error
+ message='failed on setup with "AssertionError: a log&#10;error: unknown: --x&#10;assert not True"' />
+</testcase>
 <testcase name="test_counters_add_up">
-<error message='failed on setup with "AssertionError: not healthy after 600 s&#10;a log&#10;assert 2 == 1"' /></testcase>
+<error
+ message='failed on setup with "AssertionError: not healthy after 600 s&#10;a log&#10;assert 2 == 1"' />
+</testcase>
 </testsuite></testsuites>"""
 
 
