@@ -289,7 +289,7 @@ class WorkerRole:
         """Also if the settings' draft was refused and another one serves."""
         if event.hard_off:
             return "none"
-        return "eagle3" if self.worker.draft else self._method
+        return "eagle3" if self.worker.draft and self._method == "none" else self._method
 
     def _choose(self, request: RestartRequest) -> ChosenPlan:
         """Runs in a thread; the choice is reported once the start begins."""

@@ -36,6 +36,7 @@ CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
 DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
+METHODS_WITH_DRAFT = frozenset({"eagle3", "draft_model"})
 MOST_EGRESS_TARGETS = 24
 ADMIN_CONNECTIONS = 256
 """Maximum connections of the admin listener."""
@@ -315,13 +316,16 @@ class WorkerSettings(Section):
     """Task of the model: `generate` text; `embed` for embeddings and similarity scores; `score` for a
     cross-encoder that scores and reranks.  Only `generate` uses a draft."""
     draft: Path | None = DEMO_DRAFT
-    """Directory of the draft head (EAGLE 3 or 3.1); null serves the target model alone."""
+    """Directory of the draft that `method` needs: an EAGLE 3 or 3.1 head, or a complete small model; null
+    serves the target model alone."""
     bad_draft: Literal["refuse", "target_only"] = "refuse"
     """If the draft does not fit its target: refuse to start, or serve the target model alone."""
     served_name: str | None = None
     """Model name for clients; default: the last part of the model's path."""
-    method: Literal["eagle3", "ngram", "suffix", "mtp", "none"] = "eagle3"
-    """Drafting method; `eagle3` covers EAGLE 3 and 3.1, `none` serves the target model alone."""
+    method: Literal["eagle3", "draft_model", "mtp", "ngram", "suffix", "none"] = "eagle3"
+    """Drafting method; `eagle3` covers EAGLE 3 and 3.1, `draft_model` is an independent small model, `mtp`
+    uses prediction layers in the target's weights, `ngram` and `suffix` repeat parts of the request, `none`
+    serves the target model alone."""
     draft_tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Maximum draft tokens per step (K)."""
     draft_token_schedule: tuple[tuple[int, int, int], ...] | None = None
@@ -376,6 +380,11 @@ class WorkerSettings(Section):
     answer."""
     extra_arguments: tuple[str, ...] = ()
     """Further vLLM arguments, passed unchanged; arguments that would open an egress are refused."""
+
+    @property
+    def own_draft(self) -> Path | None:
+        """The draft, if the method reads one."""
+        return self.draft if self.method in METHODS_WITH_DRAFT and self.task == "generate" else None
 
     @model_validator(mode="after")
     def _files_come_together(self) -> "WorkerSettings":

@@ -221,10 +221,10 @@ def speculative_config(
     schedule = draft_token_schedule(settings)
     config: dict[str, object] = {"method": settings.method, "num_speculative_tokens": tokens}
     match settings.method:
-        case "eagle3":
+        case "eagle3" | "draft_model":
             if draft is None:
-                message = "worker.method is eagle3, but worker.draft names no draft; set one, or method: none"
-                raise ConfigurationError(message)
+                message = f"worker.method is {settings.method}, but worker.draft names no draft"
+                raise ConfigurationError(f"{message}; set one, or method: none")
             config["model"] = str(draft.path)
         case "ngram":
             config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}

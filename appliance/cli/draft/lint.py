@@ -4,18 +4,29 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.lint.methods import lint_method
 from appliance.drafts.lint.rules import Finding, Severity
+from appliance.infra.settings import METHODS_WITH_DRAFT
 from appliance.serving.weights import inspect_weights
 
 
 def lint(
     target: Annotated[Path, typer.Argument(help="Directory of the target's weights.")],
-    draft: Annotated[Path, typer.Argument(help="Directory of the draft head's weights.")],
+    draft: Annotated[
+        Path | None,
+        typer.Argument(help="Directory of the draft's weights; with `--method mtp` there is none."),
+    ] = None,
+    method: Annotated[
+        Literal["eagle3", "draft_model", "mtp"],
+        typer.Option(help="Drafting method that will use it."),
+    ] = "eagle3",
+    draft_tokens: Annotated[
+        int, typer.Option(min=1, max=16, help="Maximum draft tokens per step (`worker.draft_tokens`).")
+    ] = 1,
     context: Annotated[
         int | None, typer.Option(min=1, help="Longest context to be served; default: the target's.")
     ] = None,
@@ -26,15 +37,18 @@ def lint(
 
     The exit code is 0 if the draft fits (with or without warnings), 1 if it does not.
     """
-    pair = inspect_weights(target), inspect_weights(draft)
-    findings = lint_pair(*pair, context=context)
+    if (draft is None) == (method in METHODS_WITH_DRAFT):
+        message = f"{method} needs a draft" if draft is None else f"{method} uses no draft"
+        raise typer.BadParameter(message, param_hint="DRAFT")
+    pair = inspect_weights(target), None if draft is None else inspect_weights(draft)
+    findings = lint_method(method, *pair, context=context, draft_tokens=draft_tokens)
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     warnings = len(findings) - errors
     if as_json:
         verdict = "errors" if errors else "warnings" if warnings else "clean"
         report = {
             "target": str(pair[0].path),
-            "draft": str(pair[1].path),
+            "draft": None if pair[1] is None else str(pair[1].path),
             "context": context,
             "verdict": verdict,
             "errors": errors,

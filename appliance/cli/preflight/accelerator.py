@@ -160,7 +160,7 @@ def read_pair(settings: WorkerSettings) -> tuple[Weights, Weights | None]:
 
     Raises ConfigurationError if a path or file is missing or broken.
     """
-    draft = settings.draft if settings.method == "eagle3" and settings.task == "generate" else None
+    draft = settings.own_draft
     return inspect_weights(settings.model), None if draft is None else inspect_weights(draft)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from appliance.cli.preflight.accelerator import require_pair
 from appliance.cli.preflight.check import Check, Inquiry, Subject, family
-from appliance.drafts.lint.lint import lint_pair
+from appliance.drafts.lint.methods import lint_settings
 from appliance.drafts.lint.rules import Finding, Severity
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import process_environment
@@ -38,11 +38,11 @@ def check_pair(inquiry: Inquiry) -> Iterable[Check]:
     inquiry.require_worker()
     settings = inquiry.settings.worker
     target, draft = require_pair(settings)
-    if draft is None:
+    findings = lint_settings(settings, target, draft)
+    if draft is None and not findings:
         why = "the target is served alone" if settings.method == "none" else f"{settings.method} needs none"
         yield DRAFT.skipped(why)
     else:
-        findings = lint_pair(target, draft, context=settings.max_model_len)
         yield judge_draft(findings, may_go=settings.bad_draft != "refuse")
     if find_spec("transformers") is None:
         yield TOKENIZER.skipped("no engine is installed here: run preflight in the worker's image")

@@ -47,6 +47,9 @@ def _problems(pair: Pair) -> Iterator[Finding]:
         return
     yield from _size_problems(pair)
     yield from vocabulary_problems(pair)
+    if pair.shape.family is not Family.MLA and any("mask_hidden" in name for name in pair.draft.tensors):
+        message = "it holds mask_hidden: it is a P-EAGLE draft, trained to draft all its tokens at once"
+        yield Finding(Rule.PARALLEL_DRAFT, message)
     if pair.shape.family is not None:
         yield from fusion_problems(pair)
         yield from tensor_problems(pair)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.drafts.lint.lint import lint_pair, refuse_errors
+from appliance.drafts.lint.lint import refuse_errors
+from appliance.drafts.lint.methods import lint_settings
 from appliance.drafts.lint.rules import Finding, Severity
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
@@ -24,20 +25,20 @@ class LoadedPair:
 
 def load_pair(settings: WorkerSettings, announcer: AnnouncerLike) -> LoadedPair:
     """Check a pair, then read and digest it; fails closed: a draft that does not fit is never served."""
-    if settings.method != "eagle3" or settings.draft is None:
-        return LoadedPair(target=load_weights(settings.model), draft=None)
-    inspected = inspect_weights(settings.model), inspect_weights(settings.draft)
-    findings = lint_pair(*inspected, context=settings.max_model_len)
+    target, draft = inspect_weights(settings.model), None
+    if settings.own_draft is not None:
+        draft = inspect_weights(settings.own_draft)
+    findings, path = lint_settings(settings, target, draft), (draft or target).path
     for finding in findings:
         announcer.say(f"{finding.severity}: {finding.rule}: {finding.message}; {finding.advice}")
     refused = any(finding.severity is Severity.ERROR for finding in findings)
     if settings.bad_draft == "refuse":
-        refuse_errors(findings, inspected[1].path)
+        refuse_errors(findings, path)
     if refused:
-        announcer.say(f"the draft in {inspected[1].path} does not fit: the target is served alone")
+        announcer.say(f"the draft in {path} does not fit: the target is served alone")
     return LoadedPair(
         target=load_weights(settings.model),
-        draft=None if refused else load_weights(settings.draft),
+        draft=None if refused or settings.own_draft is None else load_weights(settings.own_draft),
         lint=findings,
         draft_refused=refused,
     )

@@ -135,6 +135,19 @@ class Rule(StrEnum):
     TRAINING_AUX_LAYERS = _error(
         "training-aux-layers", "set eagle_aux_hidden_state_layer_ids in config.json as training.json says"
     )
+    PARALLEL_DRAFT = _error("parallel-draft", "use an EAGLE 3 or 3.1 draft")
+    DRAFT_MODEL_HEAD = _error("draft-model-head", "set worker.method to the method it was trained for")
+    DRAFT_MODEL_TOKENIZER = _error(
+        "draft-model-tokenizer", "use a draft model with the tokenizer of the target"
+    )
+    DRAFT_MODEL_CONTEXT = _warning(
+        "draft-model-context", "lower worker.max_model_len, or expect useless drafts beyond it"
+    )
+    MTP_LAYERS = _error("mtp-layers", "use another method of drafting for this target")
+    MTP_WEIGHTS = _error("mtp-weights", "copy the target again with its prediction layers")
+    MTP_DRAFT_TOKENS = _error(
+        "mtp-draft-tokens", "set worker.draft_tokens to at most that number, or a multiple of it"
+    )
 
 
 @dataclass(frozen=True, slots=True)

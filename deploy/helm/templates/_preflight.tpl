@@ -140,10 +140,11 @@ models: {{ .name }} is defined twice; give each entry a unique name
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- $speculates := include "appliance.speculates" . -}}
-{{- if and (eq .method "eagle3") (eq .task "generate") (eq .draft.source "none") }}
-models.{{ .name }}: method is eagle3 without a draft; give it draft.source, or method: none
+{{- $drafts := has .method (list "eagle3" "draft_model") -}}
+{{- if and $drafts (eq .task "generate") (eq .draft.source "none") }}
+models.{{ .name }}: method is {{ .method }} without a draft; give it draft.source, or method: none
 {{- end -}}
-{{- if and (ne .method "eagle3") (ne .draft.source "none") }}
+{{- if and (not $drafts) (ne .draft.source "none") }}
 models.{{ .name }}: there is a draft, but the method {{ .method }} uses none; set method: eagle3, or draft.source: none
 {{- end -}}
 {{- if and (ne .method "none") (ne .task "generate") }}

@@ -152,9 +152,8 @@ def test_the_worker_receives_the_digests_it_was_started_with(plan):
     assert plans._target_only.draft == ""
 
 
-@pytest.mark.parametrize("method", ["ngram", "mtp"])
-def test_a_method_without_weights_can_be_switched_off(plan, method):
-    role, _, _ = plan(method=method, draft=None)
+def test_a_method_without_weights_can_be_switched_off(plan):
+    role, _, _ = plan(method="ngram", draft=None)
     assert role._supervisor._plans._target_only is not None
 
 
@@ -193,6 +192,14 @@ async def test_pool_and_audit_log_show_a_start_without_draft(plan):
     assert [entry_type for entry_type, _ in recorder.entries] == [EntryType.WORKER_STARTED] * 3
     methods = [(fields["speculation_method"], fields.get("draft")) for _, fields in recorder.entries]
     assert methods == [("eagle3", digest), ("none", None), ("eagle3", digest)]
+
+
+def test_the_audit_log_names_the_method_of_a_draft_model(plan, tmp_path):
+    """A target can be its own draft."""
+    role, _, recorder = plan(method="draft_model", draft=tmp_path / "target")
+    saw(role, *UP)
+    ((_, fields),) = recorder.entries
+    assert (fields["speculation_method"], fields["draft"]) == ("draft_model", role.worker.weights)
 
 
 def test_a_crash_after_a_hard_off_keeps_it(plan):

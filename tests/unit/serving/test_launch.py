@@ -183,6 +183,14 @@ def test_needs_a_draft_for_eagle3():
         plan(draft=None)
 
 
+def test_an_independent_draft_model_is_named():
+    config = speculation(plan(method="draft_model").argv)
+    assert (config["method"], config["model"]) == ("draft_model", speculation(plan().argv)["model"])
+    assert "num_speculative_tokens_per_batch_size" in config
+    with pytest.raises(ConfigurationError, match="method is draft_model, but"):
+        plan(draft=None, method="draft_model")
+
+
 def test_suffix_decoding_names_its_missing_package():
     """Better than vLLM's advice to run pip, inside a network that has none."""
     with pytest.raises(ConfigurationError, match="arctic-inference"):

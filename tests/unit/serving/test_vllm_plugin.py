@@ -446,6 +446,48 @@ def test_suffix_decoding_drafts_as_many_tokens_as_the_step_has():
     assert drafts == [[[5, 6, 7], []], [[], []], [[5], []], [[5, 6, 7], []]]
 
 
+def test_the_installed_vllms_suffix_decoding_follows_the_table(monkeypatch):
+    """Its source, with the stand-in for the package it calls."""
+    source = tree("v1.spec_decode.suffix_decoding")
+    for name, content in {
+        "vllm": {},
+        "vllm.config": {"VllmConfig": object},
+        "vllm.v1": {},
+        "vllm.v1.worker": {},
+        "vllm.v1.worker.gpu_input_batch": {"InputBatch": object},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "suffix_cache"))
+    loaded: dict[str, Any] = {}
+    exec(compile(source, "suffix_decoding.py", "exec"), loaded)
+    proposer_class = loaded["SuffixDecodingProposer"]
+    settings = SimpleNamespace(
+        num_speculative_tokens=3,
+        suffix_decoding_max_tree_depth=24,
+        suffix_decoding_max_cached_requests=0,
+        suffix_decoding_max_spec_factor=1.0,
+        suffix_decoding_min_token_prob=0.1,
+    )
+    model = SimpleNamespace(max_model_len=64)
+    follow_table_in_suffix_decoding(proposer_class)
+    proposer = proposer_class(SimpleNamespace(speculative_config=settings, model_config=model))
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 1, 2, 3]]).int().numpy()
+    batch = SimpleNamespace(
+        req_ids=["a"],
+        req_id_to_index={"a": 0},
+        num_tokens_no_spec=[9],
+        num_prompt_tokens=[8],
+        token_ids_cpu=tokens,
+    )
+    drafts = []
+    for number in (3, 0, 1, 2, 0, 3):
+        proposer.suffix_cache = type(proposer.suffix_cache)(24, 0)
+        drafts.append(proposer.propose(number, batch, [[3]]))
+    assert drafts == [[[4, 5, 6]], [[]], [[4]], [[4, 5]], [[]], [[4, 5, 6]]]
+
+
 def test_suffix_decoding_of_another_vllm_is_left_unchanged():
     class Proposer:
         def propose(self, input_batch):

@@ -52,6 +52,8 @@ def test_the_pair_of_the_settings_is_judged(misfit, tmp_path, monkeypatch):
     assert next(iter(check_pair(inquiry_in(tmp_path, worker=worker)))).result is CheckResult.FAIL
     alone = {"model": str(DEMO_TARGET), "draft": None, "method": "none"}
     assert next(iter(check_pair(inquiry_in(tmp_path, worker=alone)))).result is CheckResult.SKIPPED
+    layers = {"model": str(DEMO_TARGET), "method": "mtp"}
+    assert next(iter(check_pair(inquiry_in(tmp_path, worker=layers)))).result is CheckResult.FAIL
     missing = {"model": str(tmp_path / "none")}
     assert {check.result for check in check_pair(inquiry_in(tmp_path, worker=missing))} == {
         CheckResult.SKIPPED

@@ -320,6 +320,7 @@ BROKEN = [
     (Rule.TENSOR_UNKNOWN, reshaped("fc_norm.3.weight", (HIDDEN,))),
     (Rule.TENSOR_UNKNOWN, reshaped("layers.1.mlp.up_proj.weight", (12, HIDDEN))),
     (Rule.TENSOR_UNKNOWN, reshaped("mask_hidden", (1, 24), lambda: plain("mla"))),
+    (Rule.PARALLEL_DRAFT, reshaped("mask_hidden", (1, 24))),
     (Rule.MODEL_PREFIX, touched(lambda it: it.rename(lambda name: f"model.{name}"))),
     (Rule.BIAS_IGNORED, reshaped("midlayer.self_attn.q_proj.bias", (8,))),
     (Rule.BIAS_IGNORED, reshaped("fc.bias", (HIDDEN,))),

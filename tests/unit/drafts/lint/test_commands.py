@@ -69,5 +69,30 @@ def test_json_is_one_object_with_the_same_keys_always(lint, tmp_path):
     assert [Rule(finding["rule"]) for finding in findings] == [Rule.FC_MISSING, Rule.NORM_OUTPUT_UNSET]
 
 
+def test_another_method_is_checked_by_its_own_rules(lint):
+    result = lint(eagle31(), "--method", "draft_model")
+    first, verdict = result.stdout.splitlines()
+    assert result.exit_code == 1
+    assert first.startswith("error    draft-model-head: it is a head (LlamaForCausalLMEagle3)")
+    assert verdict == "verdict  does not fit: 1 error"
+
+
+@pytest.mark.parametrize(("draft", "method"), [(False, "eagle3"), (True, "mtp")])
+def test_a_draft_is_named_if_the_method_reads_one(tmp_path, draft, method):
+    target, weights = write(eagle31(), tmp_path)
+    paths = [str(target.path), *([str(weights.path)] if draft else [])]
+    result = CliRunner().invoke(cli, ["draft", "lint", *paths, "--method", method])
+    assert result.exit_code == 2
+    assert f"{method} {'uses no' if draft else 'needs a'} draft" in result.output
+
+
+def test_the_target_of_mtp_is_checked_alone(tmp_path):
+    target, _ = write(eagle31(), tmp_path)
+    result = CliRunner().invoke(cli, ["draft", "lint", str(target.path), "--method", "mtp", "--json"])
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["draft"]) == (1, None)
+    assert [finding["rule"] for finding in report["findings"]] == ["mtp-layers"]
+
+
 def test_rule_values_match_their_names():
     assert all(rule == rule.name.lower().replace("_", "-") for rule in Rule)

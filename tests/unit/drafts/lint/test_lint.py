@@ -16,6 +16,7 @@ from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from appliance.serving.weights import TensorInfo, Weights, inspect_weights
 from tests.unit.drafts.lint.builder import HIDDEN, RECORD, VOCABULARY, eagle31, plain, write
 from tests.unit.drafts.lint.catalogue import BROKEN, GOOD, changed, lengthen, recorded
+from tests.unit.drafts.lint.test_methods import BROKEN_METHODS
 
 FACTS = yaml.safe_load((Path(__file__).parents[4] / "docs" / "draft_lint.yaml").read_text(encoding="utf-8"))
 
@@ -35,7 +36,7 @@ def test_broken_draft_has_exactly_its_finding(tmp_path, rule, make):
 
 def test_every_rule_has_a_draft_that_breaks_it():
     """A rule without a fixture could be dead code."""
-    assert {rule for rule, _ in BROKEN} == set(Rule)
+    assert {rule for rule, *_ in (*BROKEN, *BROKEN_METHODS)} == set(Rule)
 
 
 def test_committed_pair_fits():

@@ -82,6 +82,23 @@ def test_without_a_draft_nothing_is_linted(load, tmp_path, fields):
     assert (pair.draft, pair.lint, pair.draft_refused) == (None, (), False)
 
 
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [("draft_model", "it is a head"), ("mtp", "the target's config has no prediction layers")],
+)
+def test_another_method_is_refused_by_its_own_rules(load, method, why):
+    """Instead of a traceback of vLLM, minutes later."""
+    with pytest.raises(ConfigurationError, match=f"does not fit: {why}"):
+        load(eagle31(), method=method)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
+def test_the_target_alone_is_served_if_another_method_does_not_fit(load, method):
+    pair, said = load(eagle31(), method=method, bad_draft="target_only")
+    assert (pair.draft, pair.draft_refused) == (None, True)
+    assert said.endswith("does not fit: the target is served alone\n")
+
+
 class Recorder:
     """Takes audit entries and keeps them."""
 
