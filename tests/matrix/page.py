@@ -57,7 +57,7 @@ def page() -> str:
     for version, result in results.items():
         where = f"commit {result['commit']}, {result['date']}, {result['hardware']}"
         runs.setdefault(where, []).append(version)
-    lines += ["Measured by `make matrix`:", ""]
+    lines += ["Measured:", ""]
     lines += [f"- {', '.join(versions)}: {where}" for where, versions in runs.items()]
     return BEFORE + "\n".join(lines) + "\n"
 

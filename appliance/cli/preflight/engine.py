@@ -12,7 +12,7 @@ from appliance.speculation.values import Capability
 
 VERSION = Subject("engine.version", "vLLM version")
 OLDEST, NEWEST = (0, 26), (0, 32)
-"""The versions that `make matrix` runs the control contract on."""
+"""`make matrix` runs the control contract on them; the table says which were."""
 TABLE = "docs/reference/vllm-versions.md"
 
 
@@ -30,7 +30,7 @@ def judge_engine(engine: str) -> Check:
     oldest, newest = (".".join(map(str, known)) for known in (OLDEST, NEWEST))
     if not OLDEST <= version <= NEWEST:
         return VERSION.warn(
-            f"{engine}; the plugin is tested with {oldest} to {newest}",
+            f"{engine}; the plugin is made for {oldest} to {newest}",
             f"install one of them, or expect a worker that lacks capabilities ({TABLE})",
         )
     if version < PER_REQUEST_DRAFTS_SINCE:
@@ -39,4 +39,4 @@ def judge_engine(engine: str) -> Check:
             f"{engine} lacks the capability `{Capability.ATTRIBUTION}`",
             f"install {since} or newer to know acceptance by tenant and template ({TABLE})",
         )
-    return VERSION.ok(f"{engine}, of {oldest} to {newest} that the plugin is tested with")
+    return VERSION.ok(f"{engine}, of {oldest} to {newest} that the plugin is made for")

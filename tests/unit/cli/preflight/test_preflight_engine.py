@@ -15,9 +15,9 @@ from tests.matrix.page import VERSIONS
         ("vllm 0.29.1", CheckResult.OK, "vllm 0.29.1"),
         ("vllm 0.28.0", CheckResult.WARN, "lacks the capability `attribution`"),
         ("vllm 0.26.0", CheckResult.WARN, "lacks the capability `attribution`"),
-        ("vllm 0.25.1", CheckResult.WARN, "the plugin is tested with 0.26 to 0.32"),
-        ("vllm 0.33.0", CheckResult.WARN, "the plugin is tested with 0.26 to 0.32"),
-        ("vllm 1.0", CheckResult.WARN, "the plugin is tested with 0.26 to 0.32"),
+        ("vllm 0.25.1", CheckResult.WARN, "the plugin is made for 0.26 to 0.32"),
+        ("vllm 0.33.0", CheckResult.WARN, "the plugin is made for 0.26 to 0.32"),
+        ("vllm 1.0", CheckResult.WARN, "the plugin is made for 0.26 to 0.32"),
     ],
 )
 def test_a_version_that_lacks_something_or_is_unknown_is_a_warning(engine, result, text):
