@@ -12,7 +12,7 @@ from appliance.errors import ERROR_TABLE, Outcome
 from appliance.gateway.attribution import context_bucket
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.families import OFTEN
-from appliance.speculation.values import Reason, SpeculationMode, buckets_up_to
+from appliance.speculation.values import Capability, Reason, SpeculationMode, buckets_up_to
 from appliance.tenancy import PriorityClass
 from appliance.tenancy.limits.quota import Measure
 
@@ -29,6 +29,7 @@ VALUES = {
     "code": tuple({spec.code for spec in ERROR_TABLE.values()}),
     "type": tuple(EntryType),
     "worker": tuple(f"10.0.0.{number}:8000" for number in range(4)),
+    "capability": tuple(Capability),
     "mode": tuple(SpeculationMode),
     "reason": tuple(Reason),
     "batch": buckets_up_to(64),
