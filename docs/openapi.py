@@ -152,7 +152,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             note=NOTE,
         )
     ),
-    ("post", "/admin/v1/speculation/probe"): Operation(status=202, body=members(("worker",), worker=STRING)),
     ("post", "/admin/v1/drafts/promotions"): Operation(
         status=202,
         body=members(

@@ -41,8 +41,6 @@ from tests.fakes import CONTROL_TOKEN, SPECULATIVE_METRICS, FakeWorker, until
 LARGEST = 4
 LOOKUP = (0, 3, 3, 3, 0)
 EVERYWHERE, NOWHERE = [[1, LARGEST, 3]], [[1, LARGEST, 0]]
-PATIENT = {"probe_seconds": 10_000.0, "probe_longest_seconds": 10_000.0}
-"""Settings with which only requested probes are made."""
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 
 

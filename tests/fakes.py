@@ -478,8 +478,7 @@ class FakeView:
 
     since: float = 1_800_000_000.0
     buckets: tuple[FakeBucket, ...] = (FakeBucket(), FakeBucket(bucket=2, break_even=None, payoff=None))
-    probes_failed: int = 0
-    next_probe_in_seconds: float | None = None
+    exploration_share: float = 0.004
     controllable: bool = True
     problems: tuple[str, ...] = ()
 
@@ -491,7 +490,6 @@ class FakeControl:
         self.views: dict[str, FakeView] = {}
         self.changes: list[SpeculationChange] = []
         self.refusal: str | None = None
-        self.probes: list[str] = []
         self.recycles: list[dict[str, Any]] = []
 
     def view(self, worker_id: str) -> FakeView | None:
@@ -502,19 +500,11 @@ class FakeControl:
         """The changes after a number."""
         return tuple(change for change in self.changes if change.sequence > after)
 
-    def request_probe(self, worker_id: str) -> None:
-        """Record a requested probe."""
-        self._refuse()
-        self.probes.append(worker_id)
-
     def request_recycle(self, worker_id: str, *, with_draft: bool, note: str, actor: str) -> None:
         """Record a requested recycle."""
-        self._refuse()
-        self.recycles.append({"worker": worker_id, "with_draft": with_draft, "note": note, "actor": actor})
-
-    def _refuse(self) -> None:
         if self.refusal is not None:
             raise ControlRefusedError(self.refusal)
+        self.recycles.append({"worker": worker_id, "with_draft": with_draft, "note": note, "actor": actor})
 
 
 def chat(**more: Any) -> dict[str, Any]:

@@ -289,6 +289,7 @@ class SimulatedWorker:
         return {
             "controllable": True,
             "problems": [],
+            "missing_capabilities": {},
             "engine": "simulated",
             "epoch": reading.epoch,
             "largest_batch": reading.largest_batch,

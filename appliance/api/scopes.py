@@ -37,7 +37,6 @@ _ROUTES: Mapping[AdminScope, tuple[str, ...]] = {
     AdminScope.WORKERS: (
         "POST /egress/check",
         "PUT /speculation/override",
-        "POST /speculation/probe",
         "POST /workers/reload",
         "POST /workers/{worker}/drain",
         "POST /workers/{worker}/recycle",

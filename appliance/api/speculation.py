@@ -92,19 +92,6 @@ async def override(request: Request, caller: AdminCaller) -> Response:
     return JSONResponse({"worker": asked.worker, "override": _override(order)})
 
 
-@router.post("/speculation/probe")
-async def probe(request: Request, _caller: AdminCaller) -> Response:
-    """Request a probe at the next tick."""
-    services: Services = request.app.state.services
-    members = await read_members(request, "worker")
-    worker = members.get("worker")
-    if not isinstance(worker, str):
-        raise InvalidRequestError("`worker` must be the id of a worker.", param="worker")
-    _known(services, worker)
-    services.control.request_probe(WorkerId(worker))
-    return JSONResponse({"worker": worker}, status_code=202)
-
-
 @router.post("/workers/{worker}/recycle")
 async def recycle(request: Request, worker: str, caller: AdminCaller) -> Response:
     """Start to drain a worker and restart it, with or without its draft."""
@@ -179,10 +166,7 @@ def _worker(snapshot: WorkerSnapshot, view: WorkerView | None, order: Override |
         "draft_tokens": draft_tokens_at(table, max(1, reading.batch)) if reading and table else None,
         **show_acceptance(snapshot),
         "buckets": [_bucket(bucket) for bucket in view.buckets] if view else [],
-        "probes": {
-            "failed": view.probes_failed if view else 0,
-            "next_in_seconds": _rounded(view.next_probe_in_seconds if view else None),
-        },
+        "exploration_share": _rounded(view.exploration_share if view else None),
         "override": _override(order),
     }
 

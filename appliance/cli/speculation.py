@@ -93,29 +93,6 @@ def auto(
 
 
 @commands.command()
-def probe(
-    worker: WorkerOption = EVERY_WORKER,
-    url: UrlOption = None,
-    config: ConfigOption = None,
-    data: DataOption = None,
-) -> None:
-    """Probe now whether speculation pays again, before the next probe is due."""
-
-    async def ask() -> list[str]:
-        async with open_admin(settings_from(config, data), url) as gateway:
-            names = [worker]
-            if worker == EVERY_WORKER:
-                workers = (await gateway.get("speculation"))["workers"]
-                names = [each["worker"] for each in workers if each["controllable"]]
-            for name in names:
-                await gateway.request("POST", "speculation/probe", {"worker": name})
-            return names
-
-    asked = asyncio.run(ask())
-    typer.echo(f"probe requested: {', '.join(asked)}" if asked else "no worker can be probed")
-
-
-@commands.command()
 def recycle(
     worker: Annotated[str, typer.Argument(help="Id of the worker.")],
     without_draft: Annotated[  # noqa: FBT002

@@ -60,10 +60,9 @@ def _break_even(worker: dict[str, Any], _now: float) -> str:
     return ", ".join(f"{bucket['bucket']}: {bucket['break_even']:.2f}" for bucket in known) or "-"
 
 
-def _probe(worker: dict[str, Any], _now: float) -> str:
-    failed, seconds = worker["probes"]["failed"], worker["probes"]["next_in_seconds"]
-    when = "-" if seconds is None else f"in {show_duration(seconds)}"
-    return f"{when}, {failed} failed" if failed else when
+def _exploration(worker: dict[str, Any], _now: float) -> str:
+    share = worker["exploration_share"]
+    return "-" if share is None else f"{share:.2%} of engine time"
 
 
 def _missing(worker: dict[str, Any], _now: float) -> str:
@@ -102,7 +101,7 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
     ("draft tokens by batch size", lambda worker, _now: show_ranges(worker["table"])),
     ("acceptance length", _acceptance),
     ("break-even by batch size", _break_even),
-    ("next probe", _probe),
+    ("price of exploration", _exploration),
     ("missing capabilities", _missing),
     ("override", _override),
 )

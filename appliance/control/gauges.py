@@ -21,7 +21,7 @@ def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
     missing = missing_of(after.reading)
     for capability in Capability:
         metrics.worker_capability.labels(worker, capability).set(capability not in missing)
-    metrics.speculation_probes_failed.labels(worker).set(figures.probes_failed)
+    metrics.speculation_exploration_share.labels(worker).set(figures.exploration_share)
     metrics.speculation_probed_steps.labels(worker).set(figures.probed_steps)
     for bucket, draft_tokens in figures.draft_tokens.items():
         metrics.speculation_draft_tokens.labels(worker, str(bucket)).set(draft_tokens)

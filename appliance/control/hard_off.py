@@ -2,7 +2,7 @@
 When a worker is restarted without its draft, and when with it again.
 
 A soft-off leaves the draft in memory and still costs a little at each step.  A draft that has not paid for
-long is worth a restart without it, and, since that also ends the probes, another one later to try it again.
+long is worth a restart without it, and, since that also ends exploration, another one later to try it again.
 This only decides; `appliance.control.recycle` restarts, and refuses if no other worker could serve meanwhile.
 """
 
@@ -98,7 +98,7 @@ def due(
         restart = Restart(worker_id=worker_id, with_draft=False, reason=Reason.COLLAPSED)
         waits.append((since + wait, restart))
     for worker_id, since in history.without_draft.items():
-        restart = Restart(worker_id=worker_id, with_draft=True, reason=Reason.PROBING)
+        restart = Restart(worker_id=worker_id, with_draft=True, reason=Reason.TOO_FEW_DRAFTS)
         waits.append((since + policy.retry_seconds, restart))
     waits.sort(key=lambda pair: pair[0])
     return tuple(

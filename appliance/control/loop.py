@@ -9,7 +9,7 @@ The others follow what the workers report.  The monitor's memory of each worker 
 
 It fails static: a worker that cannot be scraped keeps its mode (`serving.scraper`).  A defect while polling
 one worker is logged and counted, and stops neither the loop nor the gateway.  If the loop itself is gone,
-workers keep their table, and a probe ends by itself.
+workers keep their table, and exploration ends by itself.
 """
 
 import asyncio
@@ -92,7 +92,6 @@ class ControlLoop:
             clock=clock,
         )
         self._states: dict[WorkerId, tuple[Worker, MonitorState]] = {}
-        self._requested_probes: set[WorkerId] = set()
         self._is_acting = False
         self._overrides: tuple[Override, ...] = ()
         self._hard_off = HardOffPolicy(
@@ -151,11 +150,6 @@ class ControlLoop:
                 parts.changes.record(before, after)
             await self._apply(after)
         parts.costs.observe(after, acting=self._is_acting)
-
-    def request_probe(self, worker_id: WorkerId) -> None:
-        """Probe at the next tick, whatever the back-off; raises ControlRefusedError without the lease."""
-        require_lease(is_held=self._is_acting)
-        self._requested_probes.add(worker_id)
 
     def request_recycle(self, worker_id: WorkerId, *, with_draft: bool, note: str, actor: str) -> None:
         """Raises ControlRefusedError without the lease, or if the worker may not be recycled now."""
@@ -221,9 +215,6 @@ class ControlLoop:
             state = MonitorState(mode=SpeculationMode.TARGET_ONLY, reason=reason, basis=reason)
             decision = state.decision
         else:
-            if self._is_acting and worker.worker_id in self._requested_probes:
-                self._requested_probes.discard(worker.worker_id)
-                state = replace(state, next_probe_at=now)
             override = override_for(self._overrides, worker.worker_id, self._wall_clock())
             state, decision = decide(
                 state,
@@ -277,12 +268,7 @@ def _with_page_counters(reading: EngineReading | None, drafting: SpecDecodeCount
 
 def policy_of(settings: MonitorSettings) -> MonitorPolicy:
     return MonitorPolicy(
-        window_drafts=settings.window_drafts,
         min_drafts=settings.min_drafts,
         collapsed_below=settings.collapsed_below,
-        margin=settings.margin,
-        cooldown_seconds=settings.cooldown_seconds,
-        probe_share=settings.probe_share,
-        probe_seconds=settings.probe_seconds,
-        probe_longest_seconds=settings.probe_longest_seconds,
+        exploration_share=settings.exploration_share,
     )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from appliance.serving.worker import WorkerSnapshot
 from appliance.speculation.goodput import best_choice
-from appliance.speculation.values import Reason, SpeculationMode
+from appliance.speculation.values import Decision, Reason, SpeculationMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,7 @@ class BucketView:
 class WorkerView:
     since: float  # Unix time of the last change of mode
     buckets: tuple[BucketView, ...]
-    probes_failed: int
-    next_probe_in_seconds: float | None
+    exploration_share: float  # of engine time, lost to steps with other numbers of draft tokens
     controllable: bool
     problems: tuple[str, ...]
 
@@ -34,12 +33,10 @@ class WorkerView:
 def view_of(snapshot: WorkerSnapshot, *, now: float, wall_now: float) -> WorkerView:
     """`now` is of the control loop's monotonic clock; `wall_now` is the same moment in Unix time."""
     figures, reading = snapshot.figures, snapshot.reading
-    probe_at = figures.next_probe_at
     return WorkerView(
         since=wall_now - (now - figures.since),
         buckets=tuple(_bucket(snapshot, bucket) for bucket in sorted(figures.costs)),
-        probes_failed=figures.probes_failed,
-        next_probe_in_seconds=max(0.0, probe_at - now) if probe_at is not None else None,
+        exploration_share=figures.exploration_share,
         controllable=reading is not None and reading.controllable,
         problems=reading.problems if reading is not None else (),
     )
@@ -49,11 +46,10 @@ def _bucket(snapshot: WorkerSnapshot, bucket: int) -> BucketView:
     decision, figures = snapshot.decision, snapshot.figures
     costs, draft_tokens = figures.costs[bucket], figures.draft_tokens[bucket]
     best = best_choice(figures.window, costs, figures.choices)
-    stopped = decision.mode is not SpeculationMode.SPECULATIVE
     return BucketView(
         bucket=bucket,
         draft_tokens=draft_tokens,
-        reason=decision.reason if draft_tokens or stopped else Reason.BELOW_BREAK_EVEN,
+        reason=_reason(decision, draft_tokens),
         break_even=costs.break_even(best[0] if best is not None else max(figures.choices)),
         break_evens=MappingProxyType({k: math.exp(ratio.mean) for k, ratio in sorted(costs.ratios.items())}),
         payoff=best[1].mean if best is not None else None,
@@ -61,3 +57,10 @@ def _bucket(snapshot: WorkerSnapshot, bucket: int) -> BucketView:
             {k: 1.0 / seconds for k, seconds in sorted(costs.seconds_per_token.items()) if seconds > 0}
         ),
     )
+
+
+def _reason(decision: Decision, draft_tokens: int) -> Reason:
+    """The decision's is of the bucket in use: where another one does otherwise, only its cost says why."""
+    if (draft_tokens > 0) is (decision.mode is SpeculationMode.SPECULATIVE):
+        return decision.reason
+    return Reason.HEALTHY if draft_tokens else Reason.BELOW_BREAK_EVEN

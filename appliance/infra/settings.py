@@ -45,6 +45,11 @@ REMOVED: Mapping[str, str] = {
         "a gateway that cannot reach the database uses what it has leased for limits.lease_seconds, then"
         " answers 503; remove the line"
     ),
+    "monitor.cooldown_seconds": "a change waits for evidence, not for a time; remove the line",
+    **{
+        f"monitor.{name}": "monitor.exploration_share bounds exploration, which is always on; remove the line"
+        for name in ("probe_share", "probe_seconds", "probe_longest_seconds", "probe_hopeless_seconds")
+    },
     **{
         name: f"it is fixed at {value}; remove the line"
         for name, value in {
@@ -58,7 +63,8 @@ REMOVED: Mapping[str, str] = {
             "admission.retry_reserve": "100",
             "limits.renew_seconds": "0.5",
             "batch.parallel": "8",
-            "monitor.probe_hopeless_seconds": "900",
+            "monitor.window_drafts": "3200, in effective drafts",
+            "monitor.margin": "0.02",
             "monitor.hard_off_retry_seconds": "21600",
             "recycle.canary_requests": "3",
             "recycle.canary_seconds": "60",
@@ -536,22 +542,13 @@ class MonitorSettings(Section):
     """Maximum time of one poll; a later answer counts as failed and changes nothing."""
     control: Literal["auto", "observe"] = "auto"
     """`auto` controls workers; `observe` only measures, and every worker keeps its start configuration."""
-    window_drafts: Annotated[int, Field(ge=1)] = 400
-    """Size of the acceptance window, in drafts."""
     min_drafts: Annotated[int, Field(ge=1)] = 32
     """Minimum drafts for a verdict."""
     collapsed_below: Annotated[float, Field(ge=1)] = 1.25
     """Acceptance length below which the draft counts as collapsed, whatever its baseline."""
-    margin: Annotated[float, Field(ge=0, le=0.5)] = 0.03
-    """Gain or loss in tokens per second, as a fraction, that changes nothing."""
-    cooldown_seconds: Annotated[float, Field(ge=0)] = 2.0
-    """Minimum time between two changes of a worker's mode."""
-    probe_share: Annotated[float, Field(gt=0, le=0.2)] = 0.02
-    """Maximum share of a worker's steps used for probes and cost measurements."""
-    probe_seconds: Annotated[float, Field(gt=0)] = 5.0
-    """Time from a fallback to the first probe; doubles with each failed probe."""
-    probe_longest_seconds: Annotated[float, Field(gt=0)] = 20.0
-    """Maximum time between two probes of a draft that has paid on this worker before."""
+    exploration_share: Annotated[float, Field(gt=0, le=0.1)] = 0.01
+    """Maximum share of a worker's time that may be lost to steps with other numbers of draft tokens, which
+    measure whether those would pay."""
     hard_off_after_seconds: Annotated[float, Field(ge=60)] | None = 3600.0
     """Restart a worker without its draft after this time without a draft that paid, if another worker can
     serve meanwhile; null: never."""
@@ -996,10 +993,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
-    def _window_and_spool_have_room(self) -> "Settings":
-        if self.monitor.min_drafts > self.monitor.window_drafts:
-            message = "monitor.min_drafts is larger than monitor.window_drafts: no verdict would be possible"
-            raise ValueError(message)
+    def _spool_has_room(self) -> "Settings":
         if self.audit.durability == "spool" and not self.audit.spool_bytes:
             raise ValueError("audit.durability is spool and audit.spool_bytes is 0: give the spool some room")
         return self

@@ -31,6 +31,7 @@ from appliance.speculation.values import (
     SpeculationMode,
     StepCounters,
     parse_expectation,
+    parse_names,
 )
 
 OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
@@ -156,6 +157,7 @@ def _parse(content: dict[str, Any]) -> EngineReading:
     choices = tuple(int(choice) for choice in content["choices"])
     # Absent in a worker of an earlier version; a malformed record promises nothing.
     expected = parse_expectation(content.get("expected"))
+    mode, reason = parse_names(content["mode"], content["reason"])
     return EngineReading(
         controllable=bool(content["controllable"]),
         problems=tuple(str(problem) for problem in content["problems"]),
@@ -164,8 +166,8 @@ def _parse(content: dict[str, Any]) -> EngineReading:
         largest_batch=int(content["largest_batch"]),
         choices=choices,
         table=tuple((int(first), int(last), int(k)) for first, last, k in content["table"]),
-        mode=SpeculationMode(content["mode"]) if content["mode"] else None,
-        reason=Reason(content["reason"]) if content["reason"] else None,
+        mode=mode,
+        reason=reason,
         is_probing=bool(content["is_probing"]),
         batch=int(content["batch"]),
         step_count=int(content["step_count"]),

@@ -1,198 +1,212 @@
 """
-What the evidence says of a worker's drafts: useless, losing, paying, better or worse than they were.
+Acceptance of drafts: counts of the present text, shared by all batch sizes.
 
-Pure predicates on a `MonitorState`; `appliance.monitor` acts on them.
-
-The confidence required depends on the cost of a mistake.  One number of draft tokens replaces another on
-weak evidence, since both draft.  Speculation stops and resumes only on strong evidence.  Requests of several
-kinds at once are judged by their average: the more one window differs from the next, and the more often
-speculation stopped and resumed recently, the more drafts that takes.
+Counts are kept in spans, one for each reading.  If the newest spans differ from those before, the text has
+changed, and the older ones are dropped.  Drafts of one request are alike, so requests of several kinds at
+once make one window of drafts differ from the next by more than chance; so many times fewer drafts count
+(*overdispersion*).
 """
 
 import math
-from itertools import takewhile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from appliance.speculation.goodput import (
-    Costs,
-    acceptance_length,
-    aged,
-    best_choice,
-    between_window_variance,
-    deepest,
-    gain,
-    payoffs,
-    rise,
-)
-from appliance.speculation.state import (
-    SHORT_WINDOW,
-    WINDOWS_KEPT,
-    MonitorPolicy,
-    MonitorState,
-    collapse_limit,
-    minimum_promised_length,
-    total_of,
-)
-from appliance.speculation.values import Reason, SpecDecodeCounters
+from appliance.speculation.goodput import CORRELATED, Estimate, reached
+from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters
 
-HUNCH, LIKELY, SURE, CERTAIN = 1.0, 1.64, 2.33, 3.0
-"""Standard deviations: one chance in six, twenty, a hundred and a thousand of being wrong."""
-STRIKE = 2
-"""Factor on the drafts it takes to stop, for each recent resumption."""
-LONGER_THAN_A_DIP = 3
-"""Minimum length of a collapse, in multiples of the longest dip."""
+CHANGED = 4.0
+"""Standard deviations between the newest drafts and those before at which the text has changed."""
+SPANS = 64
+"""Beyond so many spans the older half is merged."""
+SCORES = 64
+"""Pairs of neighbouring windows that overdispersion is computed from."""
+MINIMUM_SCORES = 32
+"""Missing ones count as small."""
+CHI_SQUARE_UPPER_QUARTILE = 1.323
+"""A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
+MAXIMUM_OVERDISPERSION = 16.0
 
 
-def is_useless(state: MonitorState, costs: Costs, policy: MonitorPolicy, now: float) -> bool:
-    """Whether the draft has collapsed, and is not so cheap that it still pays."""
-    counters = recent_text(state, policy, now)
-    if counters is None:
-        return False
-    depth = deepest(counters, policy.min_drafts)
-    length = acceptance_length(counters, depth)
-    if length is None or length.upper(SURE) >= collapse_limit(state, policy, depth):
-        return False
-    # A sure change for the worse is enough; a text that always was so needs more evidence.
-    sure = 0.0 if counters.drafts < state.long_window.drafts else HUNCH
-    found = payoffs(counters, costs.exactly(), state.choices)
-    if all(estimate.upper(sure) < policy.margin for estimate in found.values()):
-        return True
-    # It must be known to still pay.  A sweep on a busy machine may be wrong by half, and the next may be a
-    # minute away; after a stop, a probe comes within seconds.
-    return all(estimate.mean < LIKELY * math.sqrt(costs.ratios[k].variance) for k, estimate in found.items())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    spans: tuple[SpecDecodeCounters, ...] = ()
+    """Oldest first."""
+    total: SpecDecodeCounters = NO_DRAFTS
+    """Their sum: the drafts of the present text."""
+    is_mixed: bool = False
+    """Whether the oldest span may also hold drafts of the text before."""
+    pair: tuple[SpecDecodeCounters, SpecDecodeCounters] = (NO_DRAFTS, NO_DRAFTS)
+    """The last complete window, and the one that is being counted."""
+    scores: tuple[float, ...] = ()
+    """Squared z-scores of neighbouring windows."""
+
+    @property
+    def overdispersion(self) -> float:
+        """How many times more one window differs from the next than by chance; 1.0 or more."""
+        rank = max(len(self.scores), MINIMUM_SCORES) // 4
+        if len(self.scores) < rank:
+            return 1.0
+        ratio = sorted(self.scores)[-rank] / CHI_SQUARE_UPPER_QUARTILE
+        return min(MAXIMUM_OVERDISPERSION, max(1.0, ratio))
+
+    def counted(self, drafts: SpecDecodeCounters, *, memory: int, least: int) -> tuple["Acceptance", bool]:
+        """
+        The evidence with the drafts of one reading, and whether the text has changed with them.
+
+        `memory` is the maximum of effective drafts kept, `least` the minimum for a verdict.
+        """
+        if not drafts.drafts:
+            return self, False
+        after = self._with_score(drafts, 2 * least)
+        spans = (*self.spans, drafts)
+        start = _latest_change(spans, max(1, least // 4), after.overdispersion)
+        spans, is_mixed = spans[start:], self.is_mixed or start > 0
+        if is_mixed and sum(span.drafts for span in spans[1:]) >= least:
+            spans, is_mixed = spans[1:], False
+        most = memory * after.overdispersion
+        if len(spans) > SPANS:
+            spans = (*_merged(spans[: SPANS // 2], most / SPANS * 4), *spans[SPANS // 2 :])
+        kept = sum(span.drafts for span in spans)
+        while len(spans) > 1 and kept - spans[0].drafts >= most:
+            kept -= spans[0].drafts
+            spans = spans[1:]
+        return replace(after, spans=spans, total=total_of(spans), is_mixed=is_mixed), start > 0
+
+    def _with_score(self, drafts: SpecDecodeCounters, window: int) -> "Acceptance":
+        last, current = self.pair
+        current = total_of((current, drafts)) if current.drafts else drafts
+        if current.drafts < window:
+            return replace(self, pair=(last, current))
+        scores = self.scores
+        if last.drafts:
+            scores = (*scores, _z(_Counts(last), _Counts(current), 1.0) ** 2)[-SCORES:]
+        return replace(self, pair=(current, NO_DRAFTS), scores=scores)
+
+    def length(self, k: int) -> Estimate:
+        """Acceptance length of K draft tokens."""
+        gain = self.gain(k, 0)
+        mean = math.exp(gain.mean)
+        return Estimate(mean=mean, variance=gain.variance * mean**2)
+
+    def gain(self, k: int, instead_of: int) -> Estimate:
+        """Logarithm of AL(K) over that of another K; what both share cancels."""
+        if k < instead_of:
+            found = self.gain(instead_of, k)
+            return Estimate(mean=-found.mean, variance=found.variance)
+        total = self.total
+        rates = _rates(total, k)
+        counts = reached(total)
+        base, more = 1.0 + sum(rates[:instead_of]), sum(rates[instead_of:])
+        share = more / base
+        variance = _variance(rates[instead_of:], counts, k)
+        variance += share**2 * _variance(rates[:instead_of], counts, instead_of)
+        return Estimate(mean=math.log1p(share), variance=self.overdispersion * variance / (base + more) ** 2)
 
 
-def recent_text(state: MonitorState, policy: MonitorPolicy, now: float) -> SpecDecodeCounters | None:
-    """The newest drafts if they are surely worse than the rest of the long window; else all of it."""
-    recent, longer = state.newest(_drafts_of_a_collapse(state, policy, now)), state.long_window
-    if recent is None:
-        return None
-    change = rise(recent, longer, min(deepest(recent, policy.min_drafts), deepest(longer, policy.min_drafts)))
-    return recent if change is not None and change < -CERTAIN else longer
+NO_ACCEPTANCE = Acceptance()
 
 
-def _drafts_of_a_collapse(state: MonitorState, policy: MonitorPolicy, now: float) -> int:
-    if state.overdispersion == 1.0:
-        # Traffic of one kind that collapses again after a resumption is not a borderline.
-        stopping = SHORT_WINDOW * policy.min_drafts
-    else:
-        stopping = (_drafts_to_lose if state.dips else _drafts_to_stop)(state, policy, now)
-    longest = LONGER_THAN_A_DIP * max(state.dips, default=0)
-    return min(max(stopping, longest), _memory(policy))
-
-
-def _drafts_to_lose(state: MonitorState, policy: MonitorPolicy, now: float) -> int:
-    several_kinds: float = state.overdispersion**1.5
-    return min(round(_drafts_to_stop(state, policy, now) * several_kinds), _memory(policy))
-
-
-def _drafts_to_stop(state: MonitorState, policy: MonitorPolicy, now: float) -> int:
-    strikes = len(state.recent_flips(now)) // 2
-    return int(SHORT_WINDOW * policy.min_drafts * STRIKE**strikes)
-
-
-def _memory(policy: MonitorPolicy) -> int:
-    return WINDOWS_KEPT * policy.window_drafts
-
-
-def is_losing(state: MonitorState, costs: Costs, policy: MonitorPolicy, now: float) -> bool:
-    """Whether even the best number of draft tokens is slower than none: by much recently, or for long."""
-    least, is_sure = _drafts_to_lose(state, policy, now), False
-    for counters, spans in ((state.window, ()), (state.long_window, state.windows)):
-        best = best_choice(counters, costs.exactly(), state.choices, least_drafts=policy.min_drafts)
-        if best is None:
-            continue
-        k, found = best
-        if found.mean > 0:
-            return False
-        # Waiting for more drafts improves the estimate of the text, but not of the costs.
-        text = SURE * math.sqrt(found.variance + between_window_variance(spans, k))
-        cost = HUNCH * math.sqrt(costs.ratios[k].variance)
-        if counters.drafts >= least and found.mean + math.hypot(text, cost) < -policy.margin:
-            is_sure = True
-    return is_sure
-
-
-def has_collapsed(state: MonitorState, policy: MonitorPolicy) -> bool:
+def _rates(counters: SpecDecodeCounters, k: int) -> list[float]:
     """
-    Whether a draft that loses at the batch size in use has collapsed, so that it should stop at every one.
+    Acceptance rate of each of the first K positions.
 
-    The newest drafts decide, however often speculation stopped before, and whatever the draft once paid.
-    A length under the record's promise only changes the reason, so the mean is enough for it.
+    One imagined draft, with each position as likely as the one before made it, stands for what is unknown.
     """
-    newest, longer = state.newest(policy.min_drafts), state.long_window
-    if newest is not None:
-        depth = deepest(newest, policy.min_drafts)
-        length = acceptance_length(newest, depth)
-        if length is not None and length.upper(SURE) < collapse_limit(state, policy, depth):
-            return True
-    depth = deepest(longer, policy.min_drafts)
-    length = acceptance_length(longer, depth)
-    return length is not None and length.mean < minimum_promised_length(state, depth)
+    counts = reached(counters)
+    rates: list[float] = []
+    for position in range(k):
+        before = rates[-1] if rates else 1.0
+        earlier = rates[-2] if len(rates) > 1 else 1.0
+        guess = before**2 / earlier if rates else 0.5
+        drafts = counts[position] if position < len(counts) else 0
+        accepted = counters.accepted_per_position[position] if drafts > 0 else 0
+        rates.append(min(before, max(1e-6, (accepted + guess) / (max(0, drafts) + 1))))
+    return rates
 
 
-def better_choice(state: MonitorState, costs: Costs, current: int, policy: MonitorPolicy) -> int | None:
-    """A number of draft tokens that gives more than the current one, if there is one."""
-    for counters, other, sure in (
-        (state.window, state.long_window, LIKELY),
-        (state.long_window, state.window, HUNCH),
-    ):
-        best = best_choice(counters, costs, state.choices)
-        better = gain(counters, costs, best[0], current) if best is not None else None
-        if best is None or better is None or better.lower(sure) <= policy.switch_margin:
-            continue
-        # The long window may describe a text that is gone.
-        confirmed = gain(other, costs, best[0], current)
-        if sure == LIKELY or confirmed is None or confirmed.mean > 0:
-            return best[0]
-    return None
+def _variance(rates: list[float], counts: tuple[int, ...], k: int) -> float:
+    """Variance of the mean number of tokens accepted at some positions, of which K is the last."""
+    if not rates:
+        return 0.0
+    square = sum((2 * position + 1) * rate for position, rate in enumerate(rates))
+    drafts = max(0, counts[k - 1]) if k <= len(counts) else 0
+    return CORRELATED * max(0.0, square - sum(rates) ** 2) / (drafts + 1)
 
 
-def is_worth_a_try(state: MonitorState, policy: MonitorPolicy) -> bool:
-    """Whether the text got so much better that more draft tokens than were tried recently may pay."""
-    recent = state.newest(2 * policy.min_drafts)
-    return recent is not None and _is_better_text(recent, state.long_window, policy.min_drafts)
+def _latest_change(spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float) -> int:
+    """Where the spans of the present text begin: the clearest change, or the first."""
+    older, newer = _Counts(), _Counts()
+    for span in spans:
+        older.add(span)
+    clearest, start = CHANGED, 0
+    for position in range(len(spans) - 1, 0, -1):
+        newer.add(spans[position])
+        older.add(spans[position], -1)
+        if newer.drafts >= least and older.drafts >= least:
+            z = abs(_z(older, newer, overdispersion))
+            if z > clearest:
+                clearest, start = z, position
+    return start
 
 
-def would_pay(state: MonitorState, bucket: int, policy: MonitorPolicy, now: float) -> bool | None:
-    """Whether the probes' drafts would pay now; None while that is unclear."""
-    drafts, is_new = evidence_of(state)
-    costs = aged(state.costs(bucket), now)
-    found = payoffs(drafts, costs, state.choices).values()
-    if not found:
-        depth = deepest(drafts, 1)
-        length, limit = acceptance_length(drafts, depth), collapse_limit(state, policy, depth)
-        if length is None or length.lower(LIKELY) < limit < length.upper(LIKELY):
-            return None
-        return length.mean > limit
-    has_collapsed = state.verdict is Reason.COLLAPSED
-    if is_new and drafts.drafts < _drafts_to_resume(state, policy):
-        return None
-    sure, margin = (LIKELY if has_collapsed else SURE, 0.0) if is_new else (CERTAIN, policy.margin)
-    if any(estimate.lower(sure) > margin for estimate in found):
-        return True
-    latest = payoffs(state.probed[-1], costs, state.choices).values()
-    is_hopeful = any(estimate.mean > policy.margin for estimate in latest)
-    return None if is_hopeful or any(estimate.upper(HUNCH) > policy.margin for estimate in found) else False
+class _Counts:
+    """Drafts and accepted tokens by position, summed in place."""
+
+    def __init__(self, *spans: SpecDecodeCounters) -> None:
+        self.drafts = 0
+        self.reached: list[int] = []
+        self.accepted: list[int] = []
+        for span in spans:
+            self.add(span)
+
+    def add(self, span: SpecDecodeCounters, times: int = 1) -> None:
+        self.drafts += times * span.drafts
+        if not self.reached:
+            self.reached, self.accepted = [0] * len(reached(span)), [0] * len(reached(span))
+        for position, count in enumerate(reached(span)):
+            self.reached[position] += times * count
+            self.accepted[position] += times * span.accepted_per_position[position]
 
 
-def _drafts_to_resume(state: MonitorState, policy: MonitorPolicy) -> float:
-    """Drafts of a better text that it takes to resume: a few requests of many kinds may be luck."""
-    # A collapsed draft that is better has recovered; one below break-even may not have changed.
-    is_clear = state.verdict is Reason.COLLAPSED and not state.dips
-    return 1 if is_clear else policy.min_drafts * state.overdispersion
+def _z(earlier: _Counts, later: _Counts, overdispersion: float) -> float:
+    """Difference of acceptance in standard deviations, if both were of one text."""
+    few = max(1, min(earlier.drafts, later.drafts) // 2)
+    difference = square = mean = share = 0.0
+    for position, (before, now) in enumerate(zip(earlier.reached, later.reached, strict=True)):
+        if before < few or now < few:
+            break
+        old, new = earlier.accepted[position], later.accepted[position]
+        difference += new / now - old / before
+        rate = (old + new + 0.5) / (before + now + 1)
+        square += (2 * position + 1) * rate
+        mean += rate
+        share = 1 / before + 1 / now
+    variance = CORRELATED * overdispersion * max(1e-9, square - mean**2) * share
+    return difference / math.sqrt(variance) if variance else 0.0
 
 
-def evidence_of(state: MonitorState) -> tuple[SpecDecodeCounters, bool]:
-    """
-    The probes' drafts to judge by, and whether they surely met a better text than the one it stopped for.
+def total_of(spans: Iterable[SpecDecodeCounters]) -> SpecDecodeCounters:
+    """Sum of several spans of one engine."""
+    parts = tuple(spans)
+    return SpecDecodeCounters(
+        drafts=sum(part.drafts for part in parts),
+        draft_tokens=sum(part.draft_tokens for part in parts),
+        accepted_tokens=sum(part.accepted_tokens for part in parts),
+        accepted_per_position=_added(part.accepted_per_position for part in parts),
+        drafted_per_position=_added(part.drafted_per_position for part in parts),
+    )
 
-    If the latest did, they are judged alone.  If not, nothing has changed, and one of many probes would
-    look good by chance: then all of them count together.
-    """
-    changed = tuple(takewhile(lambda drafts: _is_better_text(drafts, state.stopped_for), state.probed[::-1]))
-    return total_of(changed or state.probed), bool(changed)
+
+def _merged(spans: Iterable[SpecDecodeCounters], most: float) -> Iterable[SpecDecodeCounters]:
+    """Neighbouring spans together, up to so many drafts."""
+    merged: list[SpecDecodeCounters] = []
+    for span in spans:
+        if merged and merged[-1].drafts + span.drafts <= most:
+            merged[-1] = total_of((merged[-1], span))
+        else:
+            merged.append(span)
+    return merged
 
 
-def _is_better_text(drafts: SpecDecodeCounters, earlier: SpecDecodeCounters, least: int = 1) -> bool:
-    change = rise(drafts, earlier, min(deepest(drafts, least), deepest(earlier, least)))
-    return change is not None and change > CERTAIN
+def _added(positions: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(counts) for counts in zip(*positions, strict=True))

@@ -4,122 +4,53 @@ The monitor's memory of one worker, and how a reading updates it.
 Values only.  `appliance.monitor` decides on them; the control loop holds one `MonitorState` for each worker.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from types import MappingProxyType
 
-from appliance.speculation.goodput import (
-    NO_COSTS,
-    Costs,
-    SpeculationFigures,
-    costs_at,
-    deepest,
-    squared_z_score,
-)
+from appliance.speculation.costs import NO_MEASUREMENT, CostModel
+from appliance.speculation.evidence import NO_ACCEPTANCE, Acceptance
+from appliance.speculation.goodput import COST_SPREAD, Estimate, SpeculationFigures
 from appliance.speculation.values import (
-    NO_DRAFTS,
+    NO_STEPS,
     Decision,
     DraftTokenTable,
     EngineReading,
     Reason,
-    SpecDecodeCounters,
     SpeculationMode,
-    bucket_of,
+    StepCounters,
     buckets_up_to,
     draft_tokens_at,
     table_of,
 )
 
-WINDOWS_KEPT = 8
-"""Length of the long window, in windows; small losses are found in it."""
-SHORT_WINDOW = 2
-"""Length of a short window, in multiples of `min_drafts`: the drafts it takes to stop speculation."""
-Z_SCORES_KEPT = 32
-"""Pairs of neighbouring short windows that overdispersion is computed from."""
-MINIMUM_Z_SCORES = 12
-CHI_SQUARE_UPPER_QUARTILE = 1.323
-"""A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
-MAXIMUM_OVERDISPERSION = 16.0
-OVERDISPERSION_OF_ONE_KIND = 2.2
-"""Overdispersion up to which traffic may be of one kind."""
-DIPS_KEPT = 16
+BUDGET_SECONDS = 600.0
+"""Engine time over which the price of exploration is averaged."""
 COLLAPSE_SHARE = 0.2
-"""Share of the baseline's gain over 1.0 under which the draft has collapsed."""
-FLIPS_KEPT_SECONDS = 1800.0
-"""How long a stop or a resumption of speculation counts as recent."""
-UNCONDITIONAL_REASONS = frozenset(
-    {Reason.NOT_CONTROLLABLE, Reason.OPERATOR_OVERRIDE, Reason.DRAFT_LINT_FAILED}
-)
-"""Reasons that hold whatever is measured."""
+"""Share of the gain over 1.0 that the draft's record promises under which the draft has collapsed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorPolicy:
-    """Sizes are in drafts, so that a quiet hour and a busy second weigh the same evidence alike."""
+    """Evidence is counted in drafts, so that a quiet hour and a busy second weigh alike."""
 
-    window_drafts: int
-    """Drafts in the window of acceptance; the long window has eight times as many."""
     min_drafts: int
-    """Fewer drafts give no verdict; it takes twice as many to stop."""
+    """Drafts; fewer give no verdict."""
     collapsed_below: float
     """Acceptance length under which drafts are as good as useless."""
-    margin: float = 0.03
-    """Payoff on either side of break-even in which speculation is neither stopped nor resumed."""
-    cooldown_seconds: float = 2.0
-    """Minimum time between two changes of mode."""
-    probe_share: float = 0.02
-    """Maximum share of steps in probes and sweeps, after the first ones of each batch bucket."""
-    probe_drafts: int = 12
-    """Drafts of a first probe: few, so that an engine of 30 steps a second has the budget in 20 seconds."""
-    probe_seconds: float = 5.0
-    """From a fallback to the first probe; doubles with each probe that fails."""
-    probe_longest_seconds: float = 20.0
-    """Maximum time between two probes of a draft that has paid on this worker before."""
-    probe_hopeless_seconds: float = 900.0
-    """Likewise of a draft that never has."""
-    hold_longest_seconds: float = 600.0
-    """Maximum time until the first probe if speculation stops repeatedly."""
-    switch_margin: float = 0.01
-    """Gain for which one number of draft tokens replaces another; small, because nothing stops."""
-    sweep_soonest_seconds: float = 5.0
-    """Time between sweeps until costs are known to within the margin: one sweep of a noisy machine can be
-    wrong by a tenth, and the wrong number of draft tokens costs that much for good."""
-    sweep_seconds: float = 20.0
-    """Time from a sweep to the next at that batch size once they are; doubles up to the maximum."""
-    sweep_longest_seconds: float = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """What the monitor knows of one batch bucket."""
-
-    draft_tokens: int
-    costs: Costs = NO_COSTS
-    doubts: int = 0
-    """Consecutive ticks at which no number of draft tokens paid."""
-    sweeps: int = 0
-    sweep_at: float = 0.0
-    tries: int = 0
-    try_at: float = 0.0
-    """Earliest time to try the maximum of draft tokens on a better text again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """A probe or sweep in flight."""
-
-    parts: tuple[tuple[int, int], ...]
-    """Draft tokens and steps of each part."""
-    base: EngineReading
-    """The reading it started from."""
-    recovers: bool
-    """Whether it tests if speculation pays again; a sweep only measures costs."""
-
-    @property
-    def step_count(self) -> int:
-        return sum(steps for _k, steps in self.parts)
+    exploration_share: float = 0.01
+    """Share of engine time that steps with another number of draft tokens may cost."""
+    memory_drafts: int = 3200
+    """Effective drafts of the present text that are kept: its acceptance length is known to 1 or 2 %."""
+    sure: float = 2.0
+    """Standard deviations of a gain that it takes to switch: one switch in fifty is for nothing."""
+    switch_gain: float = 0.02
+    """Share of tokens per second; less is not worth a switch."""
+    recent_seconds: float = 10.0
+    """Time that the batch bucket in use, a mode without a new table, and borrowing refer to."""
+    cost_spread: float = COST_SPREAD
+    """Standard deviation of log S(K)/S(0) where it was never measured; gained again in a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,98 +61,53 @@ class MonitorState:
     reason: Reason = Reason.TOO_FEW_DRAFTS
     """Why the worker is in this mode, or why this tick gave no evidence."""
     basis: Reason = Reason.TOO_FEW_DRAFTS
-    """The reason of the last decision."""
+    """The reason of the mode."""
     verdict: Reason | None = None
-    """`collapsed` or `below_break_even` while speculation is stopped for it, through all its probes."""
-    samples: tuple[SpecDecodeCounters, ...] = ()
-    """Readings of drafts, oldest first; the window reaches from the first to the last."""
-    history: tuple[SpecDecodeCounters, ...] = ()
-    """Readings a window apart, oldest first: the long window, for losses too small for one window."""
-    marks: tuple[SpecDecodeCounters, ...] = ()
-    """Start and end of the last short window."""
-    squared_z_scores: tuple[float, ...] = ()
-    """Of each short window against the one before."""
-    dip: int = 0
-    """Drafts of the latest consecutive short windows under the collapse limit."""
-    dips: tuple[int, ...] = ()
-    """Drafts of earlier dips that ended without a stop, newest last: the current one may be no more."""
+    """`collapsed` or `below_break_even` while the batch size in use does not draft for it."""
+    acceptance: Acceptance = NO_ACCEPTANCE
+    costs: CostModel = NO_MEASUREMENT
+    choice: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Draft tokens by batch bucket."""
+    use: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Recent engine seconds by batch bucket."""
+    bucket: int | None = None
+    """The batch bucket of most engine time since the reading before; None without steps."""
+    step_seconds: float = 0.0
+    """Mean seconds of a step, when there were steps last."""
     last: EngineReading | None = None
+    base: EngineReading | None = None
+    """The last reading without a probe in flight: steps since then are compared."""
     largest_batch: int = 1
     choices: tuple[int, ...] = (0,)
-    buckets: Mapping[int, Bucket] = field(default_factory=lambda: MappingProxyType({}))
-    probe: Probe | None = None
+    probe: tuple[tuple[int, int], ...] = ()
+    """Draft tokens and steps of each part of the probe in flight; empty if there is none."""
     starts_probe: bool = False
     """Whether the worker has to start the probe now."""
-    probes_failed: int = 0
-    unclear: int = 0
-    """Consecutive probes with too little evidence; each makes the next one larger."""
-    next_probe_at: float = 0.0
-    hold_seconds: float = 0.0
-    """Minimum time between two probes since speculation last stopped."""
-    stopped_for: SpecDecodeCounters = NO_DRAFTS
-    """The drafts for which speculation last stopped."""
-    probed: tuple[SpecDecodeCounters, ...] = ()
-    """The drafts of each probe since speculation last stopped, newest last."""
+    probes: int = 0
     probed_steps: int = 0
-    free_steps: int = 0
-    """Those of first sweeps, which do not count against the budget."""
+    bank: float = 0.0
+    """Engine seconds that exploration may cost now."""
+    engine_seconds: float = 0.0
+    """Of about the last ten minutes, and those that exploration cost."""
+    lost_seconds: float = 0.0
+    unmeasured: float = 0.0
+    """Usual share of engine time outside measured steps: prompts, mostly."""
+    suspected_at: float = -math.inf
+    """When a change of traffic was last suspected."""
+    differs_since: float | None = None
+    """Since when the batch size in use has been in another mode than this; None if it is not."""
     override_draft_tokens: int | None = None
     """Draft tokens of the operator's override, at every batch size."""
-    before_override: "MonitorState | None" = None
-    draft: str = ""
-    """Digest of the draft; empty if the worker never reported it."""
-    has_paid: bool = False
-    """Whether speculation with this draft has paid on this worker."""
-    baseline_length: float | None = None
-    """Acceptance length while it paid; until it has paid, the length that the draft's record promises."""
+    expected_length: float | None = None
+    """Minimum acceptance length that the draft's record promises for the most draft tokens."""
     avoid: bool = False
     """Whether the router should prefer other workers, because this one cannot be controlled."""
+    judged_from: float = 0.0
+    """When the evidence of a worker that cannot be controlled began."""
+    retry_at: float = 0.0
+    """When such a worker is tried again."""
     since: float = 0.0
     """When the mode last changed."""
-    flips: tuple[float, ...] = ()
-    """When speculation recently stopped or resumed."""
-
-    @property
-    def window(self) -> SpecDecodeCounters:
-        """Counts between the oldest and the newest sample."""
-        return span(self.samples)
-
-    @property
-    def long_window(self) -> SpecDecodeCounters:
-        return span((*self.history[:1], *self.samples[-1:]))
-
-    @property
-    def windows(self) -> tuple[SpecDecodeCounters, ...]:
-        """The complete windows of the long window."""
-        return tuple(
-            difference
-            for earlier, later in pairwise(self.history)
-            if (difference := later.since(earlier)) is not None
-        )
-
-    @property
-    def overdispersion(self) -> float:
-        """
-        How many times more one short window differs from the next than by chance.
-
-        Requests of several kinds at once make every window differ; one kind after the other makes few
-        differ, which the upper quartile ignores.  1.0 if the traffic may be of one kind.
-        """
-        scores = self.squared_z_scores
-        if len(scores) < MINIMUM_Z_SCORES:
-            return 1.0
-        ratio = sorted(scores)[len(scores) * 3 // 4] / CHI_SQUARE_UPPER_QUARTILE
-        return 1.0 if ratio <= OVERDISPERSION_OF_ONE_KIND else min(MAXIMUM_OVERDISPERSION, ratio)
-
-    def recent_flips(self, now: float) -> tuple[float, ...]:
-        return tuple(flip for flip in self.flips if now - flip < FLIPS_KEPT_SECONDS)
-
-    def newest(self, drafts: int) -> SpecDecodeCounters | None:
-        """Counts of the newest readings that span this many drafts, or None if none do."""
-        for counters in (span(tail(self.samples, drafts)), self.long_window):
-            if counters.drafts >= drafts:
-                return counters
-        return None
 
     @property
     def table(self) -> DraftTokenTable:
@@ -232,22 +118,21 @@ class MonitorState:
         return table_of(chosen, self.largest_batch)
 
     def draft_tokens(self, bucket: int) -> int:
-        """
-        Draft tokens for a batch bucket, probes apart.
-
-        A bucket that was never measured takes those of the nearest smaller one that was: the larger the
-        batch, the less a draft is worth.
-        """
-        if self.mode is not SpeculationMode.SPECULATIVE:
-            return 0
+        """Draft tokens for a batch bucket, probes apart."""
         if self.override_draft_tokens is not None:
             return self.override_draft_tokens
-        smaller = [known for known in self.buckets if known <= bucket]
-        return self.buckets[max(smaller)].draft_tokens if smaller else max(self.choices)
+        return self.choice.get(bucket, max(self.choices))
 
-    def costs(self, bucket: int) -> Costs:
-        """Costs at a batch bucket, or the nearest one's as a guess."""
-        return costs_at({name: entry.costs for name, entry in self.buckets.items()}, bucket)
+    @property
+    def bucket_in_use(self) -> int | None:
+        """The batch bucket of most recent engine time."""
+        return max(self.use, key=self.use.__getitem__, default=None)
+
+    def gain(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
+        """Logarithm of the tokens per second with K draft tokens over those with another K."""
+        length = self.acceptance.gain(k, instead_of)
+        cost = self.costs.ratio(bucket, k, instead_of, now)
+        return Estimate(mean=length.mean - cost.mean, variance=length.variance + cost.variance)
 
     @property
     def decision(self) -> Decision:
@@ -257,193 +142,185 @@ class MonitorState:
             basis=self.basis,
             verdict=self.verdict,
             table=self.table,
-            probe=self.probe.parts if self.probe is not None else (),
+            probe=self.probe,
             starts_probe=self.starts_probe,
             avoid=self.avoid,
         )
 
     @property
     def figures(self) -> SpeculationFigures:
-        is_waiting = self.verdict is not None or any(
-            not entry.draft_tokens for entry in self.buckets.values()
-        )
+        costs = self.costs.known(self.costs.at)
         return SpeculationFigures(
-            window=self.window,
+            window=self.acceptance.total,
             since=self.since,
             choices=self.choices,
-            draft_tokens=MappingProxyType({bucket: self.draft_tokens(bucket) for bucket in self.buckets}),
-            costs=MappingProxyType({bucket: entry.costs for bucket, entry in self.buckets.items()}),
-            probes_failed=self.probes_failed,
+            draft_tokens=MappingProxyType({bucket: self.draft_tokens(bucket) for bucket in costs}),
+            costs=costs,
             probed_steps=self.probed_steps,
-            next_probe_at=self.next_probe_at if is_waiting else None,
+            exploration_share=self.lost_seconds / self.engine_seconds if self.engine_seconds else 0.0,
         )
 
 
-def observe(state: MonitorState, reading: EngineReading | None, policy: MonitorPolicy) -> MonitorState:
-    """Add one reading's drafts to the windows; None if the worker did not answer.  Decides nothing."""
+def observe(
+    state: MonitorState, reading: EngineReading | None, policy: MonitorPolicy, now: float
+) -> MonitorState:
+    """Add what one reading measured; None if the worker did not answer.  Decides nothing."""
     if reading is None:
         # A probe that was started is not started twice.
         return replace(state, reason=Reason.SCRAPE_FAILED, starts_probe=False)
-    counters = reading.drafting
     if state.last is None or state.last.epoch != reading.epoch:
-        restarted = _adopt(state, reading)
-        return restarted if state.last is None else replace(restarted, reason=Reason.COUNTER_RESET)
-    state = replace(state, starts_probe=False)
-    if state.samples and counters.since(state.samples[-1]) is None:
-        reset = replace(state, samples=(counters,), history=(counters,), probed=(), probe=None)
-        return replace(reset, reason=Reason.COUNTER_RESET)
-    if not state.samples or counters != state.samples[-1]:
-        history = state.history
-        if not history or counters.drafts - history[-1].drafts >= policy.window_drafts:
-            history = (*history, counters)[-1 - WINDOWS_KEPT :]
-        samples = tail((*state.samples, counters), policy.window_drafts)
-        state = _with_mark(replace(state, samples=samples, history=history), counters, policy)
-    return replace(state, reason=_current_reason(state, policy))
+        return _adopt(state, reading, policy, now)
+    drafts = reading.drafting.since(state.last.drafting)
+    state = replace(state, last=reading, starts_probe=False, bucket=None, reason=state.basis)
+    if drafts is None:
+        fresh = Acceptance(scores=state.acceptance.scores)
+        return replace(state, acceptance=fresh, base=reading, probe=(), reason=Reason.COUNTER_RESET)
+    acceptance, has_changed = state.acceptance.counted(
+        drafts, memory=policy.memory_drafts, least=policy.min_drafts
+    )
+    state = replace(state, acceptance=acceptance, suspected_at=now if has_changed else state.suspected_at)
+    return state if reading.is_probing else _with_steps(state, reading, policy, now)
 
 
-def _with_mark(state: MonitorState, counters: SpecDecodeCounters, policy: MonitorPolicy) -> MonitorState:
-    """The state after another short window, if one has ended; probes are too far apart to be compared."""
-    if state.mode is not SpeculationMode.SPECULATIVE:
-        return replace(state, marks=(), dip=0)
-    if state.marks and counters.drafts - state.marks[-1].drafts < SHORT_WINDOW * policy.min_drafts:
-        return state
-    before = span(state.marks)
-    latest = counters.since(state.marks[-1]) if state.marks else None
-    marked = replace(state, marks=(*state.marks[-1:], counters))
-    if latest is None:
-        return marked
-    score = squared_z_score(before, latest) if before.drafts else None
-    scores = state.squared_z_scores if score is None else (*state.squared_z_scores, score)[-Z_SCORES_KEPT:]
-    marked = replace(marked, squared_z_scores=scores)
-    if latest.acceptance_length < collapse_limit(state, policy, deepest(latest, policy.min_drafts)):
-        return replace(marked, dip=state.dip + latest.drafts)
-    dips = (*state.dips, state.dip)[-DIPS_KEPT:] if state.dip else state.dips
-    return replace(marked, dip=0, dips=dips)
+def _with_steps(
+    state: MonitorState, reading: EngineReading, policy: MonitorPolicy, now: float
+) -> MonitorState:
+    """Add the steps since the last reading without a probe, and end the probe."""
+    assert state.base is not None  # noqa: S101 - set by `_adopt`
+    spans: dict[int, dict[int, StepCounters]] = {}
+    for (bucket, k), counters in reading.steps.items():
+        taken = counters.since(state.base.steps.get((bucket, k), NO_STEPS))
+        if taken.steps > 0 and taken.seconds > 0:
+            spans.setdefault(bucket, {})[k] = taken
+    seconds = {bucket: sum(each.seconds for each in steps.values()) for bucket, steps in spans.items()}
+    busy = measured = sum(seconds.values())
+    if reading.busy_seconds is not None and state.base.busy_seconds is not None:
+        busy = max(measured, reading.busy_seconds - state.base.busy_seconds)
+    step_count = reading.step_count - state.base.step_count
+    if not measured or step_count <= 0:
+        return replace(state, base=reading, probe=())
+    busiest = max(seconds, key=seconds.__getitem__)
+    costs = state.costs
+    for bucket, steps in spans.items():
+        costs = costs.measured(bucket, steps, now)
+    lost = 0.0
+    if state.probe:
+        lost = _lost(replace(state, costs=costs), spans, now)
+        if state.draft_tokens(busiest) == 0:
+            # The draft's prefill that was deferred is replayed in a step that is not measured.
+            lost += busy - measured - state.unmeasured * busy
+    weight = math.exp(-busy / BUDGET_SECONDS)
+    recent = math.exp(-busy / policy.recent_seconds)
+    limit = policy.exploration_share * BUDGET_SECONDS
+    missing = 1.0 - measured / busy
+    return replace(
+        state,
+        base=reading,
+        probe=(),
+        costs=costs,
+        bucket=busiest,
+        suspected_at=state.suspected_at if state.costs.is_measured(busiest) else now,
+        use=MappingProxyType(
+            {
+                bucket: state.use.get(bucket, 0.0) * recent + seconds.get(bucket, 0.0)
+                for bucket in {**state.use, **seconds}
+            }
+        ),
+        step_seconds=busy / step_count,
+        bank=min(limit, state.bank + policy.exploration_share * busy - max(0.0, lost)),
+        engine_seconds=state.engine_seconds * weight + busy,
+        lost_seconds=state.lost_seconds * weight + max(0.0, lost),
+        unmeasured=state.unmeasured if state.probe else missing + recent * (state.unmeasured - missing),
+    )
+
+
+def _lost(state: MonitorState, spans: Mapping[int, Mapping[int, StepCounters]], now: float) -> float:
+    """Expected engine seconds that the probe cost: those in which the table would have given as much."""
+    lost = 0.0
+    for bucket, steps in spans.items():
+        current = state.draft_tokens(bucket)
+        for k, taken in steps.items():
+            if k != current:
+                # The first step of a part is not measured.
+                seconds = taken.seconds + taken.seconds_per_step
+                lost -= seconds * min(0.0, math.expm1(state.gain(bucket, k, current, now).mean))
+    return lost
 
 
 def collapse_limit(state: MonitorState, policy: MonitorPolicy, draft_tokens: int) -> float:
-    """Acceptance length of drafts of this many tokens under which the draft has collapsed."""
-    if state.baseline_length is None or not state.has_paid:
-        # A record's promise is not a measurement: it may raise the alarm sooner, and never suppress one.
-        return max(policy.collapsed_below, minimum_promised_length(state, draft_tokens))
-    baseline = state.baseline_length - 1.0
-    # A cheap draft may pay with less than what elsewhere is a collapse.
-    return max(1.0 + COLLAPSE_SHARE * baseline, min(policy.collapsed_below, 1.0 + baseline / 2.0))
-
-
-def minimum_promised_length(state: MonitorState, draft_tokens: int) -> float:
     """
-    Acceptance length under which the draft contradicts its record; 1.0 without a record.
+    Acceptance length of drafts of this many tokens under which the draft has collapsed.
 
-    A promise for the most draft tokens holds for fewer by their share (`Expectation.at`).
+    A record may raise the alarm sooner, and never suppress one.  Its promise for the most draft tokens
+    holds for fewer by their share (`Expectation.at`).
     """
-    if state.has_paid or state.baseline_length is None:
-        return 1.0
+    if state.expected_length is None:
+        return policy.collapsed_below
     share = min(1.0, draft_tokens / max((1, *state.choices)))
-    return 1.0 + COLLAPSE_SHARE * share * (state.baseline_length - 1.0)
+    return max(policy.collapsed_below, 1.0 + COLLAPSE_SHARE * share * (state.expected_length - 1.0))
 
 
 def follow(state: MonitorState, reading: EngineReading) -> MonitorState:
     """The state with the mode and table that another gateway commanded, as the worker reports them."""
-    state = replace(state, last=reading, probe=None, buckets=_buckets_in_table(reading))
+    state = replace(state, probe=(), override_draft_tokens=None, choice=_choice_of(reading))
     if reading.mode is None or reading.reason is None:
         return state
-    return replace(state, mode=reading.mode, basis=reading.reason, reason=reading.reason)
+    return replace(
+        state, mode=reading.mode, basis=reading.reason, reason=reading.reason, verdict=_verdict_of(reading)
+    )
 
 
-def _adopt(state: MonitorState, reading: EngineReading) -> MonitorState:
+def _adopt(state: MonitorState, reading: EngineReading, policy: MonitorPolicy, now: float) -> MonitorState:
     """
-    Start on a new engine, with what its worker was last commanded and what is known of the draft.
+    Start on a new engine, with what its worker was last commanded.
 
-    The gateway that set the worker's table may be gone; the worker kept it, and this gateway continues.
-    An engine with another draft starts with what that one's record promises: nothing was measured of it.
+    The gateway that set the worker's table may be gone; the worker kept it, and this gateway continues.  How
+    much requests differ is kept: the next engine gets the same traffic.
     """
-    if state.draft and reading.draft and reading.draft != state.draft:
-        state = MonitorState(mode=state.mode, since=state.since)
-    if reading.controllable and reading.reason is Reason.OPERATOR_OVERRIDE and reading.mode is not None:
-        # If it is still in force it is found again; if not, the next decision resumes from here.
-        return _fresh(state, reading, reading.mode, Reason.OPERATOR_OVERRIDE, None)
-    stopped = reading.controllable and reading.mode in {SpeculationMode.TARGET_ONLY, SpeculationMode.PROBING}
-    mode = state.mode if not reading.controllable else SpeculationMode.SPECULATIVE
-    verdict = None
-    if stopped:
-        mode = SpeculationMode.TARGET_ONLY
-        verdict = Reason.BELOW_BREAK_EVEN if reading.reason is Reason.BELOW_BREAK_EVEN else Reason.COLLAPSED
+    mode, verdict = state.mode, _verdict_of(reading)
+    if reading.controllable:
+        mode = reading.mode or SpeculationMode.SPECULATIVE
     basis = verdict or (Reason.TOO_FEW_DRAFTS if reading.controllable else Reason.NOT_CONTROLLABLE)
-    return _fresh(state, reading, mode, basis, verdict)
-
-
-def _fresh(
-    state: MonitorState, reading: EngineReading, mode: SpeculationMode, basis: Reason, verdict: Reason | None
-) -> MonitorState:
+    if reading.controllable and reading.reason is Reason.OPERATOR_OVERRIDE:
+        # If it is still in force it is found again; if not, the next decision resumes from here.
+        basis = Reason.OPERATOR_OVERRIDE
     return MonitorState(
         mode=mode,
-        reason=basis,
+        reason=basis if state.last is None else Reason.COUNTER_RESET,
         basis=basis,
         verdict=verdict,
-        samples=(reading.drafting,),
-        history=(reading.drafting,),
+        acceptance=Acceptance(scores=state.acceptance.scores),
+        costs=CostModel.unmeasured(
+            reading.largest_batch, reading.choices, spread=policy.cost_spread, now=now
+        ),
+        choice=_choice_of(reading),
         last=reading,
+        base=reading,
         largest_batch=reading.largest_batch,
         choices=reading.choices,
-        buckets=_buckets_in_table(reading),
-        draft=reading.draft or state.draft,
-        has_paid=state.has_paid,
-        baseline_length=state.baseline_length if state.has_paid else reading.expected_length,
-        squared_z_scores=state.squared_z_scores,
-        dips=state.dips,
+        bank=state.bank,
+        expected_length=reading.expected_length,
+        judged_from=now,
         since=state.since,
-        flips=state.flips,
     )
 
 
-def _buckets_in_table(reading: EngineReading) -> Mapping[int, Bucket]:
-    """The draft tokens at each batch size of the table that a gateway set; empty if none did."""
-    if not reading.controllable or reading.mode is not SpeculationMode.SPECULATIVE:
+def _verdict_of(reading: EngineReading) -> Reason | None:
+    """The verdict in a worker's last command; an operator's is none."""
+    is_stopped = reading.controllable and reading.mode is SpeculationMode.TARGET_ONLY
+    if not is_stopped or reading.reason is Reason.OPERATOR_OVERRIDE:
+        return None
+    return Reason.COLLAPSED if reading.reason is Reason.COLLAPSED else Reason.BELOW_BREAK_EVEN
+
+
+def _choice_of(reading: EngineReading) -> Mapping[int, int]:
+    """The draft tokens of the table that a gateway set; the most at every batch size if none did."""
+    if not reading.controllable:
         return MappingProxyType({})
-    starts = {bucket_of(first) for first, _last, _k in reading.table}
+    most = max(reading.choices)
     return MappingProxyType(
-        {bucket: Bucket(draft_tokens=draft_tokens_at(reading.table, bucket)) for bucket in starts}
+        {
+            bucket: most if reading.mode is None else draft_tokens_at(reading.table, bucket)
+            for bucket in buckets_up_to(reading.largest_batch)
+        }
     )
-
-
-def span(samples: tuple[SpecDecodeCounters, ...]) -> SpecDecodeCounters:
-    """Counts between the first and the last of some readings."""
-    if len(samples) < 2:  # noqa: PLR2004 - a difference needs two
-        return NO_DRAFTS
-    return samples[-1].since(samples[0]) or NO_DRAFTS
-
-
-def tail(samples: tuple[SpecDecodeCounters, ...], drafts: int) -> tuple[SpecDecodeCounters, ...]:
-    """The fewest newest readings that span this many drafts; all of them if none do."""
-    if len(samples) <= 2:  # noqa: PLR2004 - fewer span nothing
-        return samples
-    enough = bisect_right(samples, samples[-1].drafts - drafts, key=lambda sample: sample.drafts)
-    return samples[max(0, min(enough - 1, len(samples) - 2)) :]
-
-
-def total_of(spans: Iterable[SpecDecodeCounters]) -> SpecDecodeCounters:
-    """Sum of several spans of one engine."""
-    parts = tuple(spans)
-    return SpecDecodeCounters(
-        drafts=sum(part.drafts for part in parts),
-        draft_tokens=sum(part.draft_tokens for part in parts),
-        accepted_tokens=sum(part.accepted_tokens for part in parts),
-        accepted_per_position=_added(part.accepted_per_position for part in parts),
-        drafted_per_position=_added(part.drafted_per_position for part in parts),
-    )
-
-
-def _added(positions: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sum(counts) for counts in zip(*positions, strict=True))
-
-
-def _current_reason(state: MonitorState, policy: MonitorPolicy) -> Reason:
-    """The reason as of this tick: in speculative mode, whether there is enough evidence."""
-    if state.mode is not SpeculationMode.SPECULATIVE or state.basis in UNCONDITIONAL_REASONS:
-        return state.basis
-    if state.window.drafts < policy.min_drafts:
-        return Reason.TOO_FEW_DRAFTS
-    if state.basis is Reason.RECOVERED and state.window.drafts < policy.window_drafts:
-        return Reason.RECOVERED
-    return Reason.HEALTHY

@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 class SpeculationMode(StrEnum):
     SPECULATIVE = "speculative"
-    PROBING = "probing"
     TARGET_ONLY = "target_only"
 
 
@@ -24,14 +23,23 @@ class Reason(StrEnum):
     TOO_FEW_DRAFTS = "too_few_drafts"
     BELOW_BREAK_EVEN = "below_break_even"
     COLLAPSED = "collapsed"
-    PROBING = "probing"
-    PROBE_FAILED = "probe_failed"
     RECOVERED = "recovered"
     COUNTER_RESET = "counter_reset"
     SCRAPE_FAILED = "scrape_failed"
     NOT_CONTROLLABLE = "not_controllable"
     OPERATOR_OVERRIDE = "operator_override"
     DRAFT_LINT_FAILED = "draft_lint_failed"
+
+
+def parse_names(mode: str | None, reason: str | None) -> tuple[SpeculationMode | None, Reason | None]:
+    """
+    Mode and reason of a report; raises ValueError for names of neither this version nor an earlier one.
+
+    Until 0.1 a worker that probed while it did not draft had a mode and reasons of its own.
+    """
+    mode = SpeculationMode.TARGET_ONLY if mode == "probing" else mode
+    reason = Reason.BELOW_BREAK_EVEN if reason in {"probing", "probe_failed"} else reason
+    return SpeculationMode(mode) if mode else None, Reason(reason) if reason else None
 
 
 class Capability(StrEnum):
@@ -295,13 +303,13 @@ class Decision:
     reason: Reason = Reason.TOO_FEW_DRAFTS
     """Why the worker is in this mode, or why this tick gave no evidence."""
     basis: Reason = Reason.TOO_FEW_DRAFTS
-    """The reason of the last change."""
+    """The reason of the mode."""
     verdict: Reason | None = None
-    """`collapsed` or `below_break_even` while speculation is stopped for it, through all its probes."""
+    """`collapsed` or `below_break_even` while the batch size in use does not draft for it."""
     table: DraftTokenTable = ()
     """Empty if no table can be set."""
     probe: tuple[tuple[int, int], ...] = ()
-    """Draft tokens and steps of each part of the probe or sweep in flight; the table would end it."""
+    """Draft tokens and steps of each part of the probe in flight; the table would end it."""
     starts_probe: bool = False
     """Whether the worker has to start the probe now."""
     avoid: bool = False

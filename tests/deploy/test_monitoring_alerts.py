@@ -106,11 +106,10 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         alert="ApplianceSpeculationNotPaying",
-        story="probes between do not end it, drafting does",
+        story="a gap in the series does not end it, drafting does",
         series={
             g("appliance_speculation_mode", **W1, mode="speculative"): "1x4 0x95 1x40",
-            g("appliance_speculation_mode", **W1, mode="target_only"): "0x4 1x30 0 1x63 0x40",
-            g("appliance_speculation_mode", **W1, mode="probing"): "0x35 1 0x103",
+            g("appliance_speculation_mode", **W1, mode="target_only"): "0x4 1x30 _ 1x63 0x40",
         },
         quiet=50, fires=80, resolved=110,
     ),

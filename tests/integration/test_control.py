@@ -16,7 +16,7 @@ from appliance.serving.plugin_client import SpeculationCommand
 from appliance.serving.supervise import free_port
 from appliance.serving.worker import Worker
 from appliance.speculation.values import Reason, SpeculationMode
-from tests.controlled import EVERYWHERE, LARGEST, LOOKUP, NOWHERE, PATIENT, W1, W2, Controlled, EngineWorker
+from tests.controlled import EVERYWHERE, LARGEST, LOOKUP, NOWHERE, W1, W2, Controlled, EngineWorker
 from tests.fakes import SPECULATIVE_METRICS, FakeWorker, until
 
 
@@ -44,7 +44,7 @@ async def test_decision_is_sent_to_a_worker_once(controlled):
 async def test_collapse_has_one_reason_in_log_metrics_and_audit(controlled):
     """Worker, audit log, metric, operator log and event: the same reason, in the same word."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.collapse()
     assert (worker.puts[-1]["table"], worker.puts[-1]["mode"]) == (NOWHERE, "target_only")
     assert set(worker.scheduler.dynamic_sd_lookup[1:]) == {0}
@@ -65,20 +65,20 @@ async def test_collapse_has_one_reason_in_log_metrics_and_audit(controlled):
 
 
 async def test_drafting_resumes_once_it_pays_again(controlled):
-    """A probe detects it; the table is restored everywhere, and each step is recorded."""
+    """Exploration detects it; the table is restored everywhere, and the change is recorded."""
     worker = EngineWorker()
-    await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
+    await controlled.start(worker)
     await controlled.collapse()
     for _ in range(60):
         await controlled.tick(accepted=2)
         if controlled.seen().decision.mode is SpeculationMode.SPECULATIVE:
             break
     await controlled.tick(accepted=2)
-    assert worker.scheduler.dynamic_sd_lookup[1] == 3
+    assert controlled.seen().reading.table == ((1, LARGEST, 3),)
     modes = [change.mode for change in controlled.loop.events(0)]
-    assert modes[-2:] == [SpeculationMode.PROBING, SpeculationMode.SPECULATIVE]
+    assert modes[-2:] == [SpeculationMode.TARGET_ONLY, SpeculationMode.SPECULATIVE]
     assert controlled.last.reason is Reason.RECOVERED
-    assert any(told["mode"] == "probing" and told["probe"] for told in worker.puts)
+    assert any(told["mode"] == "target_only" and told["probe"] for told in worker.puts)
 
 
 @pytest.mark.parametrize("status", [400, 500])
@@ -99,7 +99,7 @@ async def test_decision_is_sent_again_if_not_applied(controlled, status):
 async def test_lost_stop_is_sent_again(controlled):
     """The decision is unchanged, and recorded once."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick(8, accepted=2)
     worker.put_status = 500
     for _ in range(10):
@@ -150,7 +150,7 @@ def page(drafts: int, accepted: int) -> str:
 async def test_uncontrollable_worker_is_avoided_while_its_drafts_fail(controlled, more, problem):
     """Its metrics page is enough to detect that; it is sent nothing."""
     worker = FakeWorker(metrics=page(0, 0), **more)
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick()
     seen = controlled.seen()
     assert (seen.healthy, seen.avoided, seen.decision.reason) == (True, False, Reason.NOT_CONTROLLABLE)
@@ -172,7 +172,7 @@ async def test_uncontrollable_worker_is_avoided_while_its_drafts_fail(controlled
 async def test_plugin_without_hooks_is_reported_as_not_controllable(controlled):
     """Its reason is shown, and it is sent nothing more."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick(2, accepted=2)
     told = len(worker.puts)
     worker.scheduler.disobeys = True
@@ -207,7 +207,7 @@ async def test_loop_without_the_lease_only_shows_the_workers_table(controlled):
 async def test_new_lease_holder_continues_from_the_workers_table(controlled):
     """A worker that was stopped stays stopped until a probe says otherwise; one that lost it is silent."""
     worker = EngineWorker()
-    await controlled.start(worker, probe_seconds=3.0, probe_share=0.2)
+    await controlled.start(worker)
     command = SpeculationCommand(
         table=((1, LARGEST, 0),), mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED
     )
@@ -282,7 +282,7 @@ def order(worker: str, mode: SpeculationMode, *, since: float, seconds: float) -
 async def test_override_applies_until_it_ends(controlled):
     """From the next poll on, with any measurements; then the monitor decides again."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick(2, accepted=2)
     now = controlled.wall()
     await controlled.overrides.put(order("w1", SpeculationMode.TARGET_ONLY, since=now, seconds=60))
@@ -304,7 +304,7 @@ async def test_override_applies_until_it_ends(controlled):
 async def test_an_override_keeps_a_failing_draft_drafting(controlled):
     """An override can also keep drafting on, and for all workers at once."""
     workers = EngineWorker(), EngineWorker()
-    await controlled.start(*workers, **PATIENT)
+    await controlled.start(*workers)
     now = controlled.wall()
     await controlled.overrides.put(order(EVERY_WORKER, SpeculationMode.SPECULATIVE, since=now, seconds=600))
     await controlled.tick(4, accepted=2)
@@ -317,7 +317,7 @@ async def test_an_override_keeps_a_failing_draft_drafting(controlled):
 async def test_override_holds_while_its_store_cannot_be_read(controlled):
     """And the loop continues: a slow disk does not remove an override."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     now = controlled.wall()
     await controlled.overrides.put(order("w1", SpeculationMode.TARGET_ONLY, since=now, seconds=600))
     await controlled.tick(2, accepted=2)
@@ -327,31 +327,30 @@ async def test_override_holds_while_its_store_cannot_be_read(controlled):
     assert controlled.seen().decision.reason is Reason.OPERATOR_OVERRIDE
 
 
-async def test_requested_probe_runs_at_the_next_poll(controlled):
-    """In spite of its back-off; once, and small."""
+async def test_exploration_changes_neither_table_nor_mode(controlled):
+    """It goes on however long drafts do not pay, in few steps, and is no change."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT, probe_share=0.2)
+    await controlled.start(worker)
     await controlled.collapse()
-    await controlled.tick(5, accepted=0)
-    assert not any(told["probe"] for told in worker.puts if told["mode"] != "speculative")
-    controlled.loop.request_probe(W1)
-    await controlled.tick(accepted=0)
-    told = worker.puts[-1]
-    assert (told["mode"], told["reason"], told["table"]) == ("probing", "probing", NOWHERE)
-    assert sum(steps for _k, steps in told["probe"]) < 200
-    await controlled.tick(5, accepted=0)
-    assert (worker.puts[-1]["mode"], worker.puts[-1]["reason"]) == ("target_only", "probe_failed")
-    assert sum(told["mode"] == "probing" for told in worker.puts) == 1
+    changes, told = len(controlled.loop.events(0)), len(worker.puts)
+    for _ in range(2):
+        await controlled.tick(60, accepted=0)
+        later, told = worker.puts[told:], len(worker.puts)
+        assert {(each["mode"], each["reason"]) for each in later} == {("target_only", "collapsed")}
+        assert all(each["table"] == NOWHERE and each["probe"] for each in later)
+        assert 0 < sum(steps for each in later for _k, steps in each["probe"]) < 0.05 * 60 * 200
+    assert len(controlled.loop.events(0)) == changes
 
 
 async def test_failed_poll_does_not_end_a_probe(controlled):
     """Sending the table again would end it."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT, probe_share=0.2)
+    await controlled.start(worker)
     await controlled.collapse()
-    await controlled.tick(5, accepted=0)
-    controlled.loop.request_probe(W1)
-    await controlled.tick(accepted=0)
+    for _ in range(60):
+        await controlled.tick(accepted=0)
+        if worker.puts[-1]["probe"]:
+            break
     told, metrics = len(worker.puts), worker.metrics
     worker.metrics = "cut off in the mid"
     await controlled.tick(2)
@@ -359,18 +358,16 @@ async def test_failed_poll_does_not_end_a_probe(controlled):
     await controlled.tick(2)
     assert controlled.seen().reading.is_probing
     assert len(worker.puts) == told
-    await controlled.tick(2, accepted=0)
-    assert worker.puts[-1]["reason"] == "probe_failed"
+    await controlled.tick(accepted=0)
+    assert not controlled.seen().reading.is_probing
 
 
-async def test_gateway_without_the_lease_refuses_probe_and_recycle(controlled):
+async def test_gateway_without_the_lease_refuses_a_recycle(controlled):
     """With an error, instead of storing the request."""
     worker = EngineWorker()
     await controlled.start(worker)
     controlled.lease.is_held = False
     await controlled.tick()
-    with pytest.raises(ControlRefusedError, match="does not hold the control lease"):
-        controlled.loop.request_probe(W1)
     with pytest.raises(ControlRefusedError, match="does not hold the control lease"):
         controlled.loop.request_recycle(W1, with_draft=True, note="", actor="operator/key")
     controlled.lease.is_held = True
@@ -399,7 +396,7 @@ async def test_requested_recycle_records_the_operators_note(controlled):
 
 async def test_worker_is_restarted_without_a_draft_that_does_not_pay(controlled):
     """Once, when it may be; until then the worker serves the target alone."""
-    await controlled.start(EngineWorker(), hard_off_after_seconds=60.0, **PATIENT)
+    await controlled.start(EngineWorker(), hard_off_after_seconds=60.0)
     await controlled.collapse()
     controlled.restarts.why = "no other worker could serve meanwhile"
     controlled.clock.advance(61.0)
@@ -439,7 +436,7 @@ async def test_worker_replaced_during_a_poll_is_polled_next_time(controlled):
 async def test_restarted_worker_starts_with_empty_state(controlled):
     """Its engine has another epoch; it is sent the current table."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick(4, accepted=2)
     again = EngineWorker()
     worker.scheduler, worker.steering = again.scheduler, again.steering
@@ -453,7 +450,7 @@ async def test_restarted_worker_starts_with_empty_state(controlled):
 async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(controlled):
     """By draft tokens and batch size, so that a query gives the goodput of each; from 0 after a restart."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick(4, accepted=2)
     kind = {"worker": "w1", "draft_tokens": "3", "batch": "1"}
     cell = controlled.seen().reading.steps[1, 3]
@@ -475,7 +472,7 @@ async def test_tokens_by_engine_second_are_exported_as_the_engine_counts_them(co
 async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled):
     """A poll without steps does not reset them; they are removed with the worker."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.tick(3, accepted=2)
     kind = {"worker": "w1", "draft_tokens": "3", "batch": "1"}
     told = controlled.sample("worker_step_tokens_total", **kind)
@@ -489,7 +486,7 @@ async def test_steps_of_a_worker_that_says_nothing_stay_as_they_were(controlled)
 async def test_worker_that_cannot_be_scraped_keeps_its_table(controlled):
     """Three failed polls exclude it from routing; none changes its mode."""
     worker = EngineWorker()
-    await controlled.start(worker, **PATIENT)
+    await controlled.start(worker)
     await controlled.collapse()
     told, changes = len(worker.puts), controlled.loop.events(0)
     worker.metrics = "cut off in the mid"

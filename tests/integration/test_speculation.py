@@ -40,7 +40,7 @@ def warm(traffic: Traffic, admin: Admin) -> None:
 
 @pytest.mark.alone
 def test_collapse_stops_drafting_and_code_resumes_it(appliance):
-    """No request fails and no stream stalls while speculation stops, is probed, and resumes."""
+    """No request fails and no stream stalls while speculation stops, and resumes."""
     admin = Admin(appliance)
     with Traffic(appliance, clients=2, prompt=code()).running() as traffic:
         warm(traffic, admin)
@@ -59,14 +59,17 @@ def test_collapse_stops_drafting_and_code_resumes_it(appliance):
         assert stop["table"] == ["1-64: 0"]
         wait_for(lambda: not any(k for _first, _last, k in reading(appliance)["table"]), seconds=30)
         stopped = reading(appliance)
-        probed = metric(appliance, "appliance_speculation_probed_steps", worker="worker-1")
-        wait_for(lambda: any(c["reason"] == "probe_failed" for c in admin.changes(before)), seconds=60)
-        probing = reading(appliance)
-        probed = metric(appliance, "appliance_speculation_probed_steps", worker="worker-1") - probed
-        assert probing["step_count"] > stopped["step_count"] + probed
-        drafts = probing["drafting"]["drafts"] - stopped["drafting"]["drafts"]
-        assert drafts <= 2 * probed, "while it is stopped, it drafts for the two clients in probes alone"
-        assert admin.worker()["mode"] in {"target_only", "probing"}
+        explored = metric(appliance, "appliance_speculation_probed_steps", worker="worker-1")
+        wait_for(
+            lambda: metric(appliance, "appliance_speculation_probed_steps", worker="worker-1") > explored,
+            seconds=60,
+        )
+        later = reading(appliance)
+        explored = metric(appliance, "appliance_speculation_probed_steps", worker="worker-1") - explored
+        assert later["step_count"] > stopped["step_count"] + explored
+        drafts = later["drafting"]["drafts"] - stopped["drafting"]["drafts"]
+        assert drafts <= 2 * explored, "while it is stopped, it drafts for the two clients to explore alone"
+        assert admin.worker()["mode"] == "target_only"
         traffic.turn_to(code())
         began = time.monotonic()
         wait_for(lambda: admin.worker()["mode"] == "speculative", seconds=60)

@@ -1,12 +1,15 @@
 """The monitor over hours of simulated traffic; more in `benchmarks.monitor_simulation`."""
 
 import json
+import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from appliance.serving.plugin_client import OK, parse_reading
+from appliance.speculation.state import MonitorState
 from appliance.speculation.values import Reason, SpeculationMode
 from tests.scenarios import (
     CODE,
@@ -24,6 +27,7 @@ from tests.scenarios import (
     steady,
 )
 from tests.simulated_worker import (
+    Engine,
     SimulatedWorker,
     Traffic,
     controlled,
@@ -33,7 +37,6 @@ from tests.simulated_worker import (
 )
 from tests.trace import encode_line, replay
 
-SEEDS = range(20)
 RECORDED = sorted((Path(__file__).parents[1] / "data").glob("speculation-*.jsonl"))
 
 
@@ -47,65 +50,75 @@ def test_tokens_stay_close_to_the_best_fixed_number(scenario: Scenario):
 
 
 @pytest.mark.parametrize("payoff", [-0.02, 0.0, 0.02])
-def test_at_break_even_speculation_flips_at_most_once(payoff: float):
-    """In ten minutes, for each of twenty machines' noise."""
+def test_at_break_even_the_choice_hardly_changes(payoff: float):
+    """At most four times in ten minutes, for each of some machines' noise."""
     traffic = Traffic(acceptance=steady(at_payoff(CPU, payoff)), grain=2.0)
-    flips = [controlled(CPU, traffic, POLICY, 600.0, tick=2.0, seed=seed).flips for seed in SEEDS]
-    assert max(flips) <= 1
+    flips = [controlled(CPU, traffic, POLICY, 600.0, tick=2.0, seed=seed).flips for seed in range(6)]
+    assert max(flips) <= 4
+
+
+def reaction(
+    scenario: Scenario, changed_at: float, chooses: Callable[[MonitorState], bool], *, seeds: int
+) -> list[float]:
+    """Seconds from a change of traffic until the state does what it should, in order."""
+    took = []
+    for seed in range(seeds):
+        found = scenario.run(seed=seed).first(chooses, after=changed_at)
+        took.append(found.at - changed_at if found is not None else math.inf)
+    return sorted(took)
+
+
+@pytest.mark.parametrize(("engine", "limit"), [(GPU, 10.0), (CPU, 20.0)], ids=ENGINES)
+def test_a_collapse_stops_and_its_end_resumes_within_seconds(engine: Engine, limit: float):
+    """But for one of ten; on the CPU the recovery is worth 28 %, on the GPU 88 %."""
+    traffic = Traffic(acceptance=in_turn((30, CODE), (60, HEX), (0, CODE)))
+    scenario = Scenario(name="", engine=engine, traffic=traffic, seconds=100, share=0.0)
+    stops = reaction(scenario, 30.0, lambda state: state.verdict is Reason.COLLAPSED, seeds=10)
+    back = reaction(scenario, 60.0, lambda state: state.mode is SpeculationMode.SPECULATIVE, seeds=10)
+    assert stops[-2] <= 10.0
+    assert back[-2] <= limit
+    assert max(*stops, *back) <= 30.0
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_collapse_is_detected_at_once_and_its_end_soon(engine):
-    """Within five seconds or 64 drafts, and thirty seconds: 19 times of 20, never more than twice that."""
-    traffic = Traffic(acceptance=in_turn((60, CODE), (120, HEX), (0, CODE)))
-    stopped, resumed = [], []
-    for seed in SEEDS:
-        run = controlled(engine, traffic, POLICY, 180.0, seed=seed)
-        before = [poll for poll in run.polls if poll.at <= 60.0][-1]
-        stop = run.first(lambda state: state.mode is not SpeculationMode.SPECULATIVE, after=60.0)
-        back = run.first(lambda state: state.mode is SpeculationMode.SPECULATIVE, after=120.0)
-        assert stop is not None
-        assert back is not None
-        assert stop.state.verdict is Reason.COLLAPSED
-        is_quick = stop.drafts - before.drafts <= 64
-        stopped.append(0.0 if is_quick else stop.at - 60.0)
-        resumed.append(back.at - 120.0)
-    assert sorted(stopped)[-2] <= 5.0
-    assert sorted(resumed)[-2] <= 30.0
-    assert max(stopped) <= 10.0
-    assert max(resumed) <= 60.0
+def test_a_gain_of_a_tenth_is_found_within_a_minute_or_two(engine: Engine):
+    """It needs more drafts than a recovery, and exploration has a price."""
+    traffic = Traffic(acceptance=in_turn((30, HEX), (0, at_payoff(engine, 0.12))))
+    scenario = Scenario(name="", engine=engine, traffic=traffic, seconds=150, share=0.0)
+    took = reaction(scenario, 30.0, lambda state: state.draft_tokens(1) > 0, seeds=6)
+    assert took[len(took) // 2] <= 60.0
+    assert took[-1] <= 120.0
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("weights", [((1, CODE), (1, HEX)), ((3, CODE), (1, HEX))], ids=["1 in 2", "1 in 4"])
 def test_mixed_requests_are_judged_by_their_average(engine, weights):
-    """Hopeless requests in a row rarely stop speculation."""
-    for seed in range(5, 9):
+    """Hopeless requests in a row rarely stop speculation: drafting stops and starts at most four times."""
+    for seed in range(5, 7):
         traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
         run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
         polls = [poll for poll in run.polls if poll.at > 120.0]
         states = [poll.state.draft_tokens(1) > 0 for poll in polls]
         flips = sum(one is not other for one, other in pairwise(states))
-        assert flips <= 2, seed
+        assert flips <= 4, seed
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_damaged_draft_is_collapsed_from_the_start(engine):
-    """And through all its probes, which become rare."""
+def test_a_damaged_draft_is_collapsed_from_the_start(engine: Engine):
+    """And explored for good, at the same price."""
     run = controlled(
-        engine, Traffic(acceptance=steady((0.02, 0.0, 0.0)), grain=2.0), POLICY, 3600.0, tick=2.0
+        engine, Traffic(acceptance=steady((0.02, 0.0, 0.0)), grain=2.0), POLICY, 1200.0, tick=2.0
     )
-    stop = run.first(lambda state: state.mode is not SpeculationMode.SPECULATIVE)
+    stop = run.first(lambda state: state.mode is SpeculationMode.TARGET_ONLY)
     assert stop is not None
-    assert stop.drafts <= 64 or stop.at <= 6.0
+    assert stop.at <= 10.0
     assert {poll.state.verdict for poll in run.polls if poll.at >= stop.at} == {Reason.COLLAPSED}
-    assert run.state.next_probe_at - run.state.since == pytest.approx(POLICY.probe_hopeless_seconds, rel=0.01)
-    probed = [poll.at for poll in run.polls if poll.state.starts_probe and poll.state.probe.recovers]
-    gaps = [later - earlier for earlier, later in pairwise(probed)]
-    assert gaps[-1] > 20 * gaps[0]
+    explored = [poll.at for poll in run.polls if poll.state.starts_probe]
+    assert max(later - earlier for earlier, later in pairwise(explored)) <= 30.0
+    assert run.state.figures.exploration_share <= 0.011
 
 
-def test_an_idle_worker_is_neither_probed_nor_swept():
+def test_an_idle_worker_is_not_explored():
     """And nothing is decided."""
     traffic = Traffic(acceptance=steady(HEX), batch=lambda now: int(now < 10))
     run = controlled(CPU, traffic, POLICY, 600.0)

@@ -14,7 +14,6 @@ from appliance.tenancy.allowances import BOUNDS
 
 MODES: dict[SpeculationMode, str] = {
     SpeculationMode.SPECULATIVE: "speculative",
-    SpeculationMode.PROBING: "probing",
     SpeculationMode.TARGET_ONLY: "target-only",
 }
 REASONS: dict[Reason, str] = {
@@ -22,9 +21,7 @@ REASONS: dict[Reason, str] = {
     Reason.TOO_FEW_DRAFTS: "Too few drafts lately to decide; the mode stays.",
     Reason.BELOW_BREAK_EVEN: "Drafts cost more than they gain on this traffic, so they are off.",
     Reason.COLLAPSED: "Almost no draft token is accepted: check draft, chat template and weights.",
-    Reason.PROBING: "A short probe measures whether drafts pay again.",
-    Reason.PROBE_FAILED: "The last probe showed that drafts do not pay yet; the next one follows.",
-    Reason.RECOVERED: "A probe showed that drafts pay again.",
+    Reason.RECOVERED: "Drafts pay again.",
     Reason.COUNTER_RESET: "The engine restarted, and its counters with it.",
     Reason.SCRAPE_FAILED: "The worker could not be scraped.",
     Reason.NOT_CONTROLLABLE: "Its drafting cannot be stopped; other workers are preferred.",

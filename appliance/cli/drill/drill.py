@@ -1,5 +1,5 @@
 """
-The drill: warm up, send noise until speculation stops and a probe fails, then wait for recovery.
+The drill: warm up, send noise until speculation stops, then wait for recovery.
 
 It only sends requests and reads the admin API.  It is bounded in time and concurrency and stops by itself; an
 interrupted drill leaves nothing to undo.  Times are the gateway's Unix time.
@@ -39,7 +39,6 @@ class DrillStage(StrEnum):
 
     WARM = "warm"
     FALLBACK = "fallback"
-    PROBE_FAILED = "probe_failed"
     RECOVERED = "recovered"
 
 
@@ -74,7 +73,6 @@ class Timeline:
     back: float | None = None
     """Only in-domain prompts were sent from here on."""
     fallback: ModeChange | None = None
-    probe_failed: ModeChange | None = None
     recovered: ModeChange | None = None
 
     @property
@@ -207,10 +205,10 @@ class Drill:
             if await self._reached(DrillStage.WARM, self.warm_seconds):
                 self._drafts_before, self.traffic.prompt = self.traffic.drafts, self.noise
                 self.timeline = replace(self.timeline, noise=self._now())
-                failed = await self._reached(DrillStage.PROBE_FAILED, self.collapse_seconds)
+                fell_back = await self._reached(DrillStage.FALLBACK, self.collapse_seconds)
                 self.traffic.prompt = in_domain
                 self.timeline = replace(self.timeline, back=self._now())
-                if failed:
+                if fell_back:
                     await self._reached(DrillStage.RECOVERED, self.total_seconds)
         await self._poll()
 
@@ -272,7 +270,7 @@ def find_stages(changes: Sequence[ModeChange], times: Timeline) -> Timeline:
     """
     Find the stages among the changes, which are ordered by sequence.
 
-    The first worker that falls back after the noise began is the one whose probe and recovery count; a worker
+    The first worker that falls back after the noise began is the one whose recovery counts; a worker
     that speculates again before the noise ended has not recovered.
     """
     noise, back = (inf if at is None else at for at in (times.noise, times.back))
@@ -280,7 +278,6 @@ def find_stages(changes: Sequence[ModeChange], times: Timeline) -> Timeline:
     stops = (each for each in rest if (each.previous_mode, each.mode) == FALLBACK_MODES)
     fallback = next((each for each in stops if each.time >= noise and each.reason in FALLBACK_REASONS), None)
     own = (each for each in rest if fallback is not None and each.worker == fallback.worker)
-    failed = next((each for each in own if each.reason == Reason.PROBE_FAILED), None)
     starts = (each for each in own if each.mode == SpeculationMode.SPECULATIVE)
     recovered = next((each for each in starts if each.time >= back), None)
-    return replace(times, fallback=fallback, probe_failed=failed, recovered=recovered)
+    return replace(times, fallback=fallback, recovered=recovered)

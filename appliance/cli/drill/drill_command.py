@@ -58,9 +58,9 @@ def drill(
     """
     Cause a real collapse of acceptance with noise, and check how the appliance reacts.
 
-    Sends prompts the draft predicts well, then random digits until speculation stops and a probe fails, then
-    the first kind until it recovers: at most five minutes.  The exit code is 0 only if all of that happened,
-    no request failed, and the audit log has every change; with --repeat, only if every drill passed.
+    Sends prompts the draft predicts well, then random digits until speculation stops, then the first kind
+    until it recovers: at most five minutes.  The exit code is 0 only if all of that happened, no request
+    failed, and the audit log has every change; with --repeat, only if every drill passed.
     """
     settings = settings_from(config, data)
     noise_seconds, tenant_key = collapse_seconds(collapse_for), _key(key, key_file)

@@ -301,13 +301,14 @@ class Metrics:
             "Measured acceptance length above which the maximum number of draft tokens pays at this batch "
             "size.", "worker", "batch",
         )  # fmt: skip
-        self.speculation_probes_failed = gauge(
-            "appliance_speculation_probes_failed",
-            "Failed probes in a row; each doubles the time to the next.", "worker",
+        self.speculation_exploration_share = gauge(
+            "appliance_speculation_exploration_share",
+            "Share of engine time that measuring other numbers of draft tokens cost, over ten minutes.",
+            "worker",
         )  # fmt: skip
         self.speculation_probed_steps = gauge(
             "appliance_speculation_probed_steps",
-            "Steps used for probes and sweeps since the worker started.", "worker",
+            "Steps that measured other numbers of draft tokens since the worker started.", "worker",
         )  # fmt: skip
         self.control_acting = gauge(
             "appliance_control_acting", "1 while this process holds the lease and controls workers."

@@ -17,7 +17,7 @@ size. That factor is the **break-even**: drafting pays while the acceptance leng
 both, and stops drafting if it does not pay. *Below break-even* at high load is normal. *Collapsed* is not: something is
 wrong with the draft, the template or the traffic. Purple annotations are changes of mode.
 """
-MODES = {"0": ("target only", "blue"), "1": ("probing", "purple"), "2": ("speculative", "green")}
+MODES = {"0": ("target only", "blue"), "1": ("speculative", "green")}
 
 WORTH = Row(
     title="Does drafting pay?",
@@ -35,11 +35,10 @@ WORTH = Row(
         Panel(
             title="Speculation mode",
             text="`speculative`: drafts as many tokens as pay. `target only`: drafting would not pay, or an operator "
-            "overrode it; the reason is below. `probing`: a few steps measure whether drafting would pay.",
+            "overrode it; the reason is below.",
             queries=(
                 Query(
-                    expr=f'2 * max by (worker) (appliance_speculation_mode{{{WORKER},mode="speculative"}}) '
-                    f'+ max by (worker) (appliance_speculation_mode{{{WORKER},mode="probing"}})',
+                    expr=f'max by (worker) (appliance_speculation_mode{{{WORKER},mode="speculative"}})',
                     legend="{{worker}}",
                 ),
             ),
@@ -137,11 +136,16 @@ DECISIONS = Row(
             kind="bargauge",
         ),
         Panel(
-            title="Failed probes",
-            text="Failed probes in a row; each doubles the time to the next, up to a maximum.",
+            title="Price of exploration",
+            text="Share of engine time lost to steps that measure other numbers of draft tokens, over ten minutes. "
+            "At most `monitor.exploration_share`.",
             queries=(
-                Query(expr=f"max by (worker) (appliance_speculation_probes_failed{{{WORKER}}})", legend="{{worker}}"),
+                Query(
+                    expr=f"max by (worker) (appliance_speculation_exploration_share{{{WORKER}}})",
+                    legend="{{worker}}",
+                ),
             ),
+            unit="percentunit",
         ),
     ),
 )  # fmt: skip

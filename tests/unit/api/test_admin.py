@@ -28,6 +28,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, AuditSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
+from appliance.speculation.evidence import Acceptance
 from appliance.speculation.state import MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from appliance.tenancy import Tenant, TenantDirectory, make_key
@@ -42,7 +43,6 @@ ROUTES = [
     ("GET", "/admin/v1/speculation"),
     ("GET", "/admin/v1/speculation/events"),
     ("PUT", "/admin/v1/speculation/override"),
-    ("POST", "/admin/v1/speculation/probe"),
     ("POST", "/admin/v1/workers/w1/recycle"),
     ("POST", "/admin/v1/audit/reads"),
 ]
@@ -144,10 +144,11 @@ def seen(admin: Admin) -> None:
     counters = SpecDecodeCounters(
         drafts=100, draft_tokens=300, accepted_tokens=167, accepted_per_position=(80, 57, 30)
     )
-    nothing = SpecDecodeCounters(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_per_position=(0, 0, 0))
     snapshot = admin.pool.snapshot(WorkerId("w1"))
     assert snapshot is not None
-    state = MonitorState(mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, samples=(nothing, counters))
+    state = MonitorState(
+        mode=SpeculationMode.SPECULATIVE, reason=Reason.HEALTHY, acceptance=Acceptance(total=counters)
+    )
     reading = EngineReading(
         controllable=True, epoch="e", largest_batch=64, table=((1, 4, 3), (5, 64, 0)), batch=6
     )
@@ -226,7 +227,7 @@ async def test_a_worker_is_shown_with_its_mode_and_reason(admin: Admin):
                 "tokens_per_second": {"0": 78.0, "3": 118.04},
             },
         ],
-        "probes": {"failed": 0, "next_in_seconds": None},
+        "exploration_share": 0.004,
         "override": None,
     }
 
@@ -238,19 +239,16 @@ async def test_a_worker_that_was_never_scraped_is_shown(admin: Admin):
 
 async def test_an_infinite_number_is_shown_as_null(admin: Admin):
     seen(admin)
-    admin.control.views["w1"] = FakeView(since=float("-inf"), next_probe_in_seconds=float("inf"))
+    admin.control.views["w1"] = FakeView(since=float("-inf"))
     worker = (await admin.get("speculation"))["workers"][0]
-    assert (worker["since"], worker["probes"]["next_in_seconds"]) == (None, None)
+    assert worker["since"] is None
 
 
 async def test_why_a_worker_cannot_be_controlled_is_shown(admin: Admin):
     seen(admin)
-    admin.control.views["w1"] = FakeView(
-        controllable=False, problems=("no plugin",), probes_failed=2, next_probe_in_seconds=7.25
-    )
+    admin.control.views["w1"] = FakeView(controllable=False, problems=("no plugin",))
     worker = (await admin.get("speculation"))["workers"][0]
     assert (worker["controllable"], worker["problems"]) == (False, ["no plugin"])
-    assert worker["probes"] == {"failed": 2, "next_in_seconds": 7.25}
 
 
 async def test_the_traffic_that_wastes_draft_tokens_is_shown(admin: Admin):
@@ -385,19 +383,6 @@ async def test_an_override_that_cannot_be_stored_is_an_error_and_can_be_retried(
     assert (await admin.override(worker="*", mode="speculative")).status_code == 200
 
 
-async def test_a_probe_is_requested(admin: Admin):
-    response = await admin.client.post("/admin/v1/speculation/probe", json={"worker": "w1"})
-    assert (response.status_code, admin.control.probes) == (202, ["w1"])
-
-
-@pytest.mark.parametrize(
-    ("body", "status"), [({}, 400), ({"worker": 1}, 400), ({"worker": "w9"}, 404), ({"w": "w1"}, 400)]
-)
-async def test_a_probe_of_an_unknown_worker_is_refused(admin: Admin, body, status):
-    response = await admin.client.post("/admin/v1/speculation/probe", json=body)
-    assert (response.status_code, admin.control.probes) == (status, [])
-
-
 @pytest.mark.parametrize(
     ("body", "with_draft", "note"),
     [
@@ -427,12 +412,9 @@ async def test_an_invalid_recycle_is_not_started(admin: Admin, worker, body, sta
     assert (response.status_code, admin.control.recycles) == (status, [])
 
 
-@pytest.mark.parametrize(
-    ("path", "body"), [("speculation/probe", {"worker": "w1"}), ("workers/w1/recycle", {})]
-)
-async def test_a_refusal_of_the_control_loop_is_a_conflict_with_its_reason(admin: Admin, path, body):
+async def test_a_refusal_of_the_control_loop_is_a_conflict_with_its_reason(admin: Admin):
     admin.control.refusal = "It is the last worker of its model."
-    response = await admin.client.post(f"/admin/v1/{path}", json=body)
+    response = await admin.client.post("/admin/v1/workers/w1/recycle", json={})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["message"]) == (
         409,

@@ -74,7 +74,6 @@ ADMIN_ROUTES = {  # of the admin listener alone
     ("/admin/v1/speculation", "GET"),
     ("/admin/v1/speculation/events", "GET"),
     ("/admin/v1/speculation/override", "PUT"),
-    ("/admin/v1/speculation/probe", "POST"),
     ("/admin/v1/workers", "GET"),
     ("/admin/v1/workers/reload", "POST"),
     ("/admin/v1/workers/{worker}/drain", "POST"),

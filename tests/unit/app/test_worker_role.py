@@ -183,7 +183,7 @@ async def test_pool_and_audit_log_show_a_start_without_draft(plan):
     worker = pool.snapshot(WORKER_ID).worker
     assert (worker.mode, worker.draft) == (SpeculationMode.TARGET_ONLY, "")
     assert worker.reason is role.worker.reason is Reason.COLLAPSED
-    await role.restart(worker, request=WITH_DRAFT, reason=Reason.PROBING)
+    await role.restart(worker, request=WITH_DRAFT, reason=Reason.TOO_FEW_DRAFTS)
     saw(role, *UP)
     worker = pool.snapshot(WORKER_ID).worker
     assert (worker.mode, worker.draft) == (SpeculationMode.SPECULATIVE, digest)

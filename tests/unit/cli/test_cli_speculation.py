@@ -158,8 +158,6 @@ def observe(pool: WorkerPool, control: FakeControl) -> None:
     )
     control.views["w1"] = FakeView(
         since=time.time() - 3700,  # noqa: TID251
-        probes_failed=2,
-        next_probe_in_seconds=65.4,
     )
 
 
@@ -174,7 +172,7 @@ def refusal(result: Result) -> str:
 # What it says.
 
 
-def test_status_shows_mode_reason_and_next_probe(gateway: Gateway):
+def test_status_shows_mode_reason_and_the_price_of_exploration(gateway: Gateway):
     gateway.run("off", "--worker", "w1", "--for", "3090m", "--note", "ticket [7]")
     gateway.control.changes.append(change())
     gateway.attribution.record(
@@ -189,7 +187,7 @@ def test_status_shows_mode_reason_and_next_probe(gateway: Gateway):
         "1-4: 3, 5: 1, 6-64: 0",
         "1.67 over 100 drafts",
         "1: 1.31",
-        "in 1m 5s, 2 failed",
+        "0.40% of engine time",
         f"target_only by {STORED_ADMIN_KEY.key_id}, 2d 3h left: ticket [7]",
         "acme",
         "tpl",
@@ -295,15 +293,6 @@ def test_auto_removes_an_override(gateway: Gateway):
     result = gateway.run("auto", "--worker", "w1")
     assert result.output == "w1: automatic control\n"
     assert gateway.orders() == []
-
-
-def test_probe_requests_one_worker_or_all_controllable_ones(gateway: Gateway):
-    assert gateway.run("probe", "--worker", "w1").exit_code == 0
-    assert gateway.run("probe").output == "probe requested: w1\n"
-    assert gateway.control.probes == ["w1", "w1"]
-    gateway.control.views["w1"] = FakeView(controllable=False)
-    assert gateway.run("probe").output == "no worker can be probed\n"
-    assert gateway.control.probes == ["w1", "w1"]
 
 
 def test_recycle_keeps_the_draft_by_default(gateway: Gateway):

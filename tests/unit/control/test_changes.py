@@ -18,8 +18,9 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
+from appliance.speculation.evidence import Acceptance
 from appliance.speculation.goodput import SpeculationFigures
-from appliance.speculation.state import Bucket, MonitorState
+from appliance.speculation.state import MonitorState
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from tests.fakes import audit_fields
 
@@ -85,9 +86,13 @@ def snapshot(mode: SpeculationMode = SpeculationMode.SPECULATIVE, **more: Any) -
     )
 
 
-DRAFTING = snapshot(samples=(counters(100, 80), counters(500, 104)))
+USELESS = Acceptance(total=counters(400, 24))
+DRAFTING = snapshot(acceptance=USELESS)
 STOPPED = snapshot(
-    SpeculationMode.TARGET_ONLY, basis=Reason.COLLAPSED, samples=(counters(100, 80), counters(500, 104))
+    SpeculationMode.TARGET_ONLY,
+    basis=Reason.COLLAPSED,
+    acceptance=USELESS,
+    choice=MappingProxyType(dict.fromkeys((1, 2, 4, 8), 0)),
 )
 
 
@@ -146,9 +151,9 @@ def test_another_reason_or_a_first_table_is_not_a_change(reports, before, after)
 @pytest.mark.parametrize(
     "after",
     [
-        snapshot(SpeculationMode.PROBING, basis=Reason.PROBING),
+        snapshot(SpeculationMode.TARGET_ONLY, basis=Reason.COLLAPSED),
         snapshot(avoid=True, basis=Reason.NOT_CONTROLLABLE),
-        snapshot(buckets=MappingProxyType({4: Bucket(draft_tokens=0)}), basis=Reason.BELOW_BREAK_EVEN),
+        snapshot(choice=MappingProxyType({4: 0}), basis=Reason.BELOW_BREAK_EVEN),
     ],
 )
 def test_another_mode_table_or_avoidance_is_a_change(reports, after):

@@ -26,7 +26,7 @@ def snapshot(
     worker_id: WorkerId = ONE,
     *,
     verdict: Reason | None = Reason.COLLAPSED,
-    basis: Reason = Reason.PROBE_FAILED,
+    basis: Reason = Reason.BELOW_BREAK_EVEN,
     speculates: bool = True,
 ) -> WorkerSnapshot:
     """A healthy worker with this decision."""
@@ -58,7 +58,7 @@ def noted(*polls: tuple[float, WorkerSnapshot], history: RestartHistory | None =
 
 
 def test_a_collapsed_draft_is_removed_after_the_threshold_not_before():
-    """The time counts from the first poll that found it collapsed, through all its probes."""
+    """The time counts from the first poll that found it collapsed, whatever the reason is meanwhile."""
     history = noted((10.0, snapshot()), (2000.0, snapshot()))
     assert due(history, [snapshot()], POLICY, 3609.0) == ()
     assert due(history, [snapshot()], POLICY, 3610.0) == (OFF,)
@@ -94,7 +94,7 @@ def test_the_draft_is_tried_again_later():
     without = snapshot(speculates=False, verdict=None)
     history = noted((4000.0, without), history=note_restart(noted((0.0, snapshot())), OFF, 3600.0))
     assert due(history, [without], POLICY, 23599.0) == ()
-    back = Restart(worker_id=ONE, with_draft=True, reason=Reason.PROBING)
+    back = Restart(worker_id=ONE, with_draft=True, reason=Reason.TOO_FEW_DRAFTS)
     assert due(history, [without], POLICY, 23600.0) == (back,)
     assert due(note_restart(history, back, 23600.0), [without], POLICY, 10**6) == ()
 

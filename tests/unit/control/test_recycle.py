@@ -236,7 +236,7 @@ async def test_the_pool_learns_mode_and_reason_of_a_worker_elsewhere():
     await world.recycle(with_draft=False)
     worker = world.pool.snapshot(A).worker
     assert (worker.mode, worker.reason) == (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED)
-    await world.recycle(with_draft=True, reason=Reason.PROBING)
+    await world.recycle(with_draft=True, reason=Reason.TOO_FEW_DRAFTS)
     worker = world.pool.snapshot(A).worker
     assert (worker.mode, worker.reason) == (SpeculationMode.SPECULATIVE, None)
 

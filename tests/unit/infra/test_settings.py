@@ -189,12 +189,6 @@ def test_value_out_of_range_names_its_setting(section: str, field: str, value: o
     assert "\n" not in str(caught.value)
 
 
-def test_min_drafts_must_fit_into_the_window():
-    with pytest.raises(ConfigurationError, match=r"monitor\.min_drafts"):
-        load(monitor={"min_drafts": 101, "window_drafts": 100})
-    assert load(monitor={"min_drafts": 100, "window_drafts": 100}).monitor.min_drafts == 100
-
-
 def test_settings_are_frozen():
     settings = load()
     with pytest.raises(ValidationError, match="frozen"):

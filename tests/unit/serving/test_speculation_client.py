@@ -196,13 +196,13 @@ def test_command_carries_table_mode_reason_and_probe():
     """The wire uses the words of the audit log."""
     command = SpeculationCommand(
         table=((1, 8, 3), (9, 64, 0)),
-        mode=SpeculationMode.PROBING,
-        reason=Reason.PROBING,
+        mode=SpeculationMode.TARGET_ONLY,
+        reason=Reason.COLLAPSED,
         probe=((3, 9), (0, 4)),
     )
     assert json.loads(json.dumps(command.body())) == {
         "table": [[1, 8, 3], [9, 64, 0]],
-        "mode": "probing",
-        "reason": "probing",
+        "mode": "target_only",
+        "reason": "collapsed",
         "probe": [[3, 9], [0, 4]],
     }

@@ -1,4 +1,4 @@
-"""Buckets, tables, and differences of counters."""
+"""Names, buckets, tables, and differences of counters."""
 
 from itertools import pairwise
 
@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from appliance.speculation.values import (
     NO_DRAFTS,
+    Reason,
     SpecDecodeCounters,
+    SpeculationMode,
     StepCounters,
     bucket_of,
     buckets_up_to,
     draft_tokens_at,
+    parse_names,
     table_of,
 )
 
@@ -105,3 +108,26 @@ def test_step_counters_subtract_and_average():
     assert (between.steps, between.requests, between.tokens) == (4, 4, 8)
     assert between.seconds_per_step == pytest.approx(0.2)
     assert StepCounters().seconds_per_step == 0.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "names"),
+    [
+        ("speculative", "healthy", (SpeculationMode.SPECULATIVE, Reason.HEALTHY)),
+        ("target_only", "collapsed", (SpeculationMode.TARGET_ONLY, Reason.COLLAPSED)),
+        ("probing", "probing", (SpeculationMode.TARGET_ONLY, Reason.BELOW_BREAK_EVEN)),
+        ("target_only", "probe_failed", (SpeculationMode.TARGET_ONLY, Reason.BELOW_BREAK_EVEN)),
+        (None, None, (None, None)),
+    ],
+)
+def test_names_of_an_earlier_version_are_read(
+    mode: str | None, reason: str | None, names: tuple[SpeculationMode | None, Reason | None]
+):
+    """A gateway of that version may have set the worker's table."""
+    assert parse_names(mode, reason) == names
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("idle", None), (None, "tired")])
+def test_other_names_are_refused(mode: str | None, reason: str | None):
+    with pytest.raises(ValueError, match=r"idle|tired"):
+        parse_names(mode, reason)

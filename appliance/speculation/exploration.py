@@ -1,0 +1,55 @@
+"""
+Exploration: a few steps with another number of draft tokens, to measure what the table's own cannot show.
+
+It is always on and never backs off.  Its price is the tokens it loses by expectation, in engine seconds: a
+bank earns a fixed share of engine time and pays for each probe.  Steps that are expected to give as much as
+the table's cost nothing.  For some seconds after a change of traffic is suspected the bank may lend.
+"""
+
+import math
+from dataclasses import replace
+
+from appliance.speculation.goodput import LEAST_STEPS
+from appliance.speculation.state import MonitorPolicy, MonitorState
+
+MOST_STEPS = 12
+"""Maximum measured steps of one probe: the next tick decides whether more are worth it."""
+LOAN_SECONDS = 60.0
+"""Engine time whose earnings the bank may lend."""
+TURN = 4
+"""Every so many probes try the next K in turn instead of the most promising one."""
+
+
+def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: float) -> MonitorState:
+    """
+    Start a probe if the bank can pay for it.
+
+    It tries the most promising K, and every few times the next one in turn: for that the bank saves, unless
+    the promising one may pay.
+    """
+    current = state.draft_tokens(bucket)
+    gains = {k: state.gain(bucket, k, current, now) for k in state.choices if k != current}
+    if not gains:
+        return state
+    best = max(gains, key=lambda k: gains[k].upper(policy.sure))
+    may_pay = gains[best].upper(policy.sure) > policy.switch_gain
+    candidates = [(best, may_pay and now - state.suspected_at < policy.recent_seconds)]
+    if state.probes % TURN == TURN - 1:
+        turn = list(gains)[state.probes // TURN % len(gains)]
+        candidates = [(turn, False), *(candidates if may_pay else ())]
+    for k, is_lending in candidates:
+        seconds = state.step_seconds * math.exp(state.costs.ratio(bucket, k, current, now).mean)
+        loss = -seconds * min(0.0, math.expm1(gains[k].mean))
+        funds = max(0.0, state.bank + (policy.exploration_share * LOAN_SECONDS if is_lending else 0.0))
+        # The first step of a part still verifies what the step before it drafted, and is not measured.
+        steps = MOST_STEPS + 1 if loss * (MOST_STEPS + 1) <= funds else int(funds / loss)
+        if steps > LEAST_STEPS:
+            return replace(
+                state,
+                # Then a few of the table's own, so that even a slow engine measures both close together.
+                probe=((k, steps), (current, LEAST_STEPS + 1)),
+                starts_probe=True,
+                probes=state.probes + 1,
+                probed_steps=state.probed_steps + steps,
+            )
+    return state
