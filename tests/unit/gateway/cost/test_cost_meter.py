@@ -16,7 +16,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings, LogSettings
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
-from appliance.speculation.goodput import SpeculationFigures
+from appliance.speculation.goodput import COST_SPREAD, SpeculationFigures
 from tests.unit.gateway.cost.readings import cell, costs, reading
 
 ZONE = ZoneInfo("Asia/Kolkata")
@@ -220,8 +220,8 @@ async def test_unmeasured_k_is_estimated_from_the_nearest_batch_size(site):
     assert (time.draft_us, time.draft_tokens) == (2_500_000, 1400)
     assert time.target_only_us == pytest.approx(2_000_000 + 1_500_000, rel=0.001)
     own, guess = 2_000_000, 1_500_000
-    assert time.target_only_high_us == pytest.approx(own + guess * math.exp(1.96 * 0.25), rel=0.02)
-    assert time.target_only_low_us == pytest.approx(own + guess * math.exp(-1.96 * 0.25), rel=0.02)
+    assert time.target_only_high_us == pytest.approx(own + guess * math.exp(1.96 * COST_SPREAD), rel=0.02)
+    assert time.target_only_low_us == pytest.approx(own + guess * math.exp(-1.96 * COST_SPREAD), rel=0.02)
 
 
 def test_prices_of_the_settings_are_exported():
