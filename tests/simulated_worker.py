@@ -49,6 +49,8 @@ class Engine:
     """Share of steps that take longer, and how many times as long."""
     prompts: float = 0.0
     """Share of steps that also process a prompt, which are not measured."""
+    catch_up: float = 0.0
+    """Seconds that the first step takes longer that drafts again."""
     wander: float = 0.0
     """Amplitude of the machine's speed over minutes."""
 
@@ -132,6 +134,7 @@ class SimulatedWorker:
         self._steps = self._batch = self._drafts = self._draft_tokens = 0
         self._drafted_at, self._accepted_at = [0] * positions, [0] * positions
         self._verifies = 0
+        self._busy = self._caught_up = 0.0
 
     def steer(
         self,
@@ -174,6 +177,10 @@ class SimulatedWorker:
         if self._probe:
             steps = min(steps, self._probe[0][1])
         prompts = self._binomial(steps, self.engine.prompts) if is_whole else 1
+        if k and not self._verifies:
+            self.now += self.engine.catch_up
+            self._busy += self.engine.catch_up
+            self._caught_up += self.engine.catch_up + expected - self.engine.mean_seconds(batch, 0, self.now)
         for count, measured in ((steps - prompts, True), (prompts, False)):
             if count:
                 self._block(batch, k, count, measured=measured)
@@ -202,6 +209,7 @@ class SimulatedWorker:
                 counted_steps -= stalled
         tokens = steps * batch + self._draft(steps * batch, self._verifies)
         self.now += seconds
+        self._busy += seconds
         self.tokens += tokens
         if measured and counted_steps > 0:
             cell = self._cells.setdefault((bucket_of(batch), k), _Cell())
@@ -272,6 +280,8 @@ class SimulatedWorker:
             batch=self._batch,
             step_count=self._steps,
             steps=MappingProxyType(steps),
+            busy_seconds=self._busy,
+            catch_up_seconds=self._caught_up,
             drafting=SpecDecodeCounters(
                 drafts=self._drafts,
                 draft_tokens=self._draft_tokens,

@@ -192,6 +192,7 @@ def _parse(content: dict[str, Any]) -> EngineReading:
         ),
         # Absent in a worker of an earlier version.
         busy_seconds=float(content["busy_seconds"]) if "busy_seconds" in content else None,
+        catch_up_seconds=float(content.get("catch_up_seconds", 0.0)),
         energy=_parse_energy(content),
         expected_length=expected.at(max(choices)) if expected is not None and max(choices) > 0 else None,
         target=_parse_digest(content, "target"),
@@ -224,7 +225,7 @@ def _checked(reading: EngineReading) -> EngineReading:
     """Reject figures that no engine can have counted: the decisions rely on these invariants."""
     drafting = reading.drafting
     seconds = [value for cell in reading.steps.values() for value in (cell.seconds, cell.seconds_squared)]
-    seconds.append(reading.busy_seconds or 0.0)
+    seconds += [reading.busy_seconds or 0.0, reading.catch_up_seconds]
     if (
         min(reading.choices) != 0
         or reading.largest_batch < 1

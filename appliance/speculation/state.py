@@ -90,8 +90,6 @@ class MonitorState:
     engine_seconds: float = 0.0
     """Of about the last ten minutes, and those that exploration cost."""
     lost_seconds: float = 0.0
-    unmeasured: float = 0.0
-    """Usual share of engine time outside measured steps: prompts, mostly."""
     suspected_at: float = -math.inf
     """When a change of traffic was last suspected."""
     differs_since: float | None = None
@@ -206,13 +204,10 @@ def _with_steps(
     lost = 0.0
     if state.probe:
         lost = _lost(replace(state, costs=costs), spans, now)
-        if state.draft_tokens(busiest) == 0:
-            # The draft's prefill that was deferred is replayed in a step that is not measured.
-            lost += busy - measured - state.unmeasured * busy
+        lost += reading.catch_up_seconds - state.base.catch_up_seconds
     weight = math.exp(-busy / BUDGET_SECONDS)
     recent = math.exp(-busy / policy.recent_seconds)
     limit = policy.exploration_share * BUDGET_SECONDS
-    missing = 1.0 - measured / busy
     return replace(
         state,
         base=reading,
@@ -227,10 +222,9 @@ def _with_steps(
             }
         ),
         step_seconds=busy / step_count,
-        bank=min(limit, state.bank + policy.exploration_share * busy - max(0.0, lost)),
+        bank=min(limit, state.bank + policy.exploration_share * busy - lost),
         engine_seconds=state.engine_seconds * weight + busy,
-        lost_seconds=state.lost_seconds * weight + max(0.0, lost),
-        unmeasured=state.unmeasured if state.probe else missing + recent * (state.unmeasured - missing),
+        lost_seconds=state.lost_seconds * weight + lost,
     )
 
 
@@ -241,8 +235,8 @@ def _lost(state: MonitorState, spans: Mapping[int, Mapping[int, StepCounters]], 
         current = state.draft_tokens(bucket)
         for k, taken in steps.items():
             if k != current:
-                # The first step of a part is not measured.
-                seconds = taken.seconds + taken.seconds_per_step
+                # The first step of a part is not measured; without drafts before it, the draft catches up in it.
+                seconds = taken.seconds + (taken.seconds_per_step if current else 0.0)
                 lost -= seconds * min(0.0, math.expm1(state.gain(bucket, k, current, now).mean))
     return lost
 

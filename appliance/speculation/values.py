@@ -276,6 +276,8 @@ class EngineReading:
     drafting: SpecDecodeCounters = NO_DRAFTS
     busy_seconds: float | None = None
     """Time the engine worked since its start; None if nothing measures it."""
+    catch_up_seconds: float = 0.0
+    """Part of it by which the first steps that draft again took longer than steps without drafts."""
     energy: Energy | None = None
     """None if nothing measures it."""
     target: str = ""

@@ -84,7 +84,7 @@ class SchedulerControl:
         self.draft_tokens: int | None = None
         """Draft tokens of the step scheduled last; None before the first, or once the hooks are removed."""
         self._batch = self._steps = self._stalls = 0
-        self._hook_seconds = self._busy_seconds = 0.0
+        self._hook_seconds = self._busy_seconds = self._catch_up_seconds = 0.0
         self._problems: list[str] = []
         self._schedule = scheduler.schedule
         self._update = scheduler.update_from_output
@@ -189,6 +189,8 @@ class SchedulerControl:
         verified = len(output.scheduled_spec_decode_tokens)
         if output.total_num_scheduled_tokens == batch * (k + 1) and verified == (batch if k else 0):
             self._count_step(batch, k, seconds, tokens)
+        elif output.total_num_scheduled_tokens == batch and k and not verified:
+            self._count_catching_up(batch, seconds)
         if self._probe and k == self._probe[0][0]:
             self._probe[0][1] -= 1
             if self._probe[0][1] <= 0:
@@ -218,6 +220,12 @@ class SchedulerControl:
         cell.requests += batch
         cell.tokens += tokens
 
+    def _count_catching_up(self, batch: int, seconds: float) -> None:
+        """The first step that drafts again runs the draft over all that it left out."""
+        usual = self._cells.get((1 << (batch - 1).bit_length(), 0))
+        if usual is not None and usual.steps:
+            self._catch_up_seconds += max(0.0, seconds - usual.seconds / usual.steps)
+
     def _remove_hooks(self, problem: str) -> None:
         """Restore the scheduler."""
         self._problems.append(problem)
@@ -244,6 +252,7 @@ class SchedulerControl:
             "stalls": self._stalls,
             "hook_seconds": self._hook_seconds,
             "busy_seconds": self._busy_seconds,
+            "catch_up_seconds": self._catch_up_seconds,
             "expected": self._expected,
             "steps": [
                 {

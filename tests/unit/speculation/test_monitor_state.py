@@ -206,27 +206,30 @@ def test_the_bucket_in_use_is_that_of_most_recent_engine_time():
 
 
 def test_a_probe_costs_what_the_table_would_have_given_more():
-    """With its first step, which is not measured; steps in which as much is given cost nothing."""
+    """Steps in which as much is given cost nothing."""
     start = replace(seen(reading()), choice=MappingProxyType(dict.fromkeys(buckets_up_to(64), 0)))
     probing = replace(start, probe=((3, 11), (0, 11)), bank=1.0)
     hopeless = reading(1000, (0, 0, 0), steps={(1, 0): (100, 1.0), (1, 3): (10, 0.2)})
     lost = seen(hopeless, start=probing)
     assert lost.probe == ()
-    # 11 steps of 0.02 s, of which each gave as much as one of 0.01 s.
-    assert lost.bank == pytest.approx(1.0 + 0.01 * 1.2 - 0.11, abs=0.01)
-    assert lost.figures.exploration_share == pytest.approx(0.11 / 1.2, rel=0.1)
+    # 10 steps of 0.02 s, of which each gave as much as one of 0.01 s.
+    assert lost.bank == pytest.approx(1.0 + 0.01 * 1.2 - 0.1, abs=0.01)
+    assert lost.figures.exploration_share == pytest.approx(0.1 / 1.2, rel=0.1)
     perfect = reading(1000, (1000, 1000, 1000), steps={(1, 0): (100, 1.0), (1, 3): (10, 0.2)})
     assert seen(perfect, start=probing).bank == pytest.approx(1.0 + 0.01 * 1.2)
     assert seen(hopeless, start=replace(start, bank=1.0)).bank == pytest.approx(1.0 + 0.01 * 1.2)
 
 
-def test_a_replayed_prefill_is_part_of_the_price():
-    """It happens in steps that are not measured; prompts usually do as well."""
-    start = replace(seen(replace(reading(), busy_seconds=0.0)), unmeasured=0.25)
+def test_catching_up_is_part_of_the_price_and_prompts_are_not():
+    """Both happen in steps that are not measured."""
+    start = seen(replace(reading(), busy_seconds=0.0, catch_up_seconds=1.0))
     start = replace(start, choice=MappingProxyType(dict.fromkeys(buckets_up_to(64), 0)))
     perfect = reading(1000, (1000, 1000, 1000), steps={(1, 0): (100, 1.0), (1, 3): (10, 0.2)})
     for busy, price in ((1.6, 0.0), (2.4, 0.6)):
-        after = seen(replace(perfect, busy_seconds=busy), start=replace(start, probe=((3, 11),), bank=1.0))
+        after = seen(
+            replace(perfect, busy_seconds=busy, catch_up_seconds=1.0 + price),
+            start=replace(start, probe=((3, 11),), bank=1.0),
+        )
         assert after.bank == pytest.approx(1.0 + 0.01 * busy - price)
 
 
