@@ -9,11 +9,14 @@ the table's cost nothing.  For some seconds after a change of traffic is suspect
 import math
 from dataclasses import replace
 
+from appliance.speculation.costs import NO_TIME
 from appliance.speculation.goodput import LEAST_STEPS
 from appliance.speculation.state import MonitorPolicy, MonitorState
 
 MOST_STEPS = 12
 """Maximum measured steps of one probe: the next tick decides whether more are worth it."""
+PROMISING_SECONDS = 0.5
+"""Maximum time of a probe that is expected to pay, if that is longer."""
 LOAN_SECONDS = 60.0
 """Engine time whose earnings the bank may lend."""
 TURN = 4
@@ -42,7 +45,8 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
         loss = -seconds * min(0.0, math.expm1(gains[k].mean))
         funds = max(0.0, state.bank + (policy.exploration_share * LOAN_SECONDS if is_lending else 0.0))
         # The first step of a part still verifies what the step before it drafted, and is not measured.
-        steps = MOST_STEPS + 1 if loss * (MOST_STEPS + 1) <= funds else int(funds / loss)
+        most = 1 + max(MOST_STEPS, 0 if loss else int(PROMISING_SECONDS / max(seconds, NO_TIME)))
+        steps = most if loss * most <= funds else int(funds / loss)
         if steps > LEAST_STEPS:
             return replace(
                 state,
