@@ -23,6 +23,8 @@ from appliance.speculation.goodput import deepest
 from appliance.speculation.state import MonitorPolicy, MonitorState, collapse_limit, follow, observe
 from appliance.speculation.values import Decision, EngineReading, Reason, SpeculationMode
 
+MOST_DOUBT = 0.1
+"""Standard deviation of a cost that counts at most against another number of draft tokens."""
 LONGEST_AVOIDANCE = 600.0
 """Maximum time until a worker that cannot be controlled is tried again."""
 
@@ -86,13 +88,13 @@ def _best_choices(state: MonitorState, policy: MonitorPolicy, now: float) -> Map
     choice = dict(state.choice)
     for bucket, current in state.choice.items():
         # A batch size that was never measured follows the guess of its costs.
-        is_measured = state.costs.is_measured(bucket)
+        doubt = MOST_DOUBT**2 if state.costs.is_measured(bucket) else 0.0
         most = math.log1p(policy.switch_gain)
         for k in state.choices:
             cost = state.costs.ratio(bucket, k, current, now)
             length = lengths[k, current]
             mean = length.mean - cost.mean
-            variance = length.variance + (cost.variance if is_measured else 0.0)
+            variance = length.variance + min(cost.variance, doubt)
             if k != current and mean > max(most, policy.sure * math.sqrt(variance)):
                 choice[bucket], most = k, mean
     return MappingProxyType(choice)

@@ -235,7 +235,7 @@ def _lost(state: MonitorState, spans: Mapping[int, Mapping[int, StepCounters]], 
         current = state.draft_tokens(bucket)
         for k, taken in steps.items():
             if k != current:
-                # The first step of a part is not measured; without drafts before it, the draft catches up in it.
+                # The first step of a part is not measured; the first that drafts again catches up.
                 seconds = taken.seconds + (taken.seconds_per_step if current else 0.0)
                 lost -= seconds * min(0.0, math.expm1(state.gain(bucket, k, current, now).mean))
     return lost
