@@ -84,6 +84,7 @@ class SchedulerControl:
         self.draft_tokens: int | None = None
         """Draft tokens of the step scheduled last; None before the first, or once the hooks are removed."""
         self._batch = self._steps = self._stalls = 0
+        self._counted_k: int | None = None
         self._hook_seconds = self._busy_seconds = self._catch_up_seconds = 0.0
         self._problems: list[str] = []
         self._schedule = scheduler.schedule
@@ -189,8 +190,9 @@ class SchedulerControl:
         verified = len(output.scheduled_spec_decode_tokens)
         if output.total_num_scheduled_tokens == batch * (k + 1) and verified == (batch if k else 0):
             self._count_step(batch, k, seconds, tokens)
-        elif output.total_num_scheduled_tokens == batch and k and not verified:
+        elif output.total_num_scheduled_tokens == batch and k and not self._counted_k:
             self._count_catching_up(batch, seconds)
+        self._counted_k = k
         if self._probe and k == self._probe[0][0]:
             self._probe[0][1] -= 1
             if self._probe[0][1] <= 0:

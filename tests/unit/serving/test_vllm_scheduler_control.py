@@ -148,6 +148,20 @@ def test_counts_no_step_between_two_numbers_of_draft_tokens():
     assert controlled.steps == {(1, 3): 2, (1, 0): 3, (1, 1): 1}
 
 
+def test_what_the_first_step_that_drafts_again_takes_longer_is_for_catching_up():
+    """Longer than a step without drafts, in which no draft is verified either."""
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF)
+    controlled.work()
+    controlled.work(4, seconds=0.01)
+    for draft_tokens, seconds, total in ((3, 0.05, 0.04), (1, 0.5, 0.04), (0, 0.01, 0.04), (1, 0.03, 0.06)):
+        controlled.tell(table=[[1, LARGEST, draft_tokens]])
+        controlled.work(seconds=seconds)
+        controlled.work(3, seconds=0.01)
+        assert controlled.tell()["catch_up_seconds"] == pytest.approx(total)
+    assert Controlled("a").tell()["catch_up_seconds"] == 0.0
+
+
 def test_counts_no_step_without_requests():
     """An engine that cleans up after its last request decodes nothing."""
     controlled = Controlled("a")
