@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,8 +119,11 @@ bench: setup-dev ## Measure what the gateway adds
 bench-audit: setup-dev ## Measure the audit log: appends per second, and what `strict` costs a request
 	@$(BIN)/python -m benchmarks.audit
 
-bench-speculation: setup-dev ## Measure speculation by concurrency, and how well the monitor chooses (hours)
+bench-speculation: setup-dev ## Compare the monitor with every fixed number of draft tokens, in pairs (hours)
 	@$(BIN)/python -m benchmarks.speculation
+
+bench-reaction: setup-dev ## Measure how soon the monitor follows a change of traffic (hours)
+	@$(BIN)/python -m benchmarks.speculation.reaction
 
 bench-cost: setup-dev ## Measure whether the cost report's saving is true (ten minutes)
 	@$(BIN)/python -m benchmarks.cost_saving

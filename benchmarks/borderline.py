@@ -1,34 +1,33 @@
 """
 How often speculation changes its mind where it hardly matters: `python -m benchmarks.borderline`.
 
-Mixes code and random hex until drafting and not drafting are equally fast on this machine, which
+Mixes code and base64 until drafting and not drafting are equally fast on this machine, which
 is where a monitor without hysteresis would swing to and fro.  Then leaves the choice to the monitor
 for ten minutes and counts how often it changes the mode.  Prints what it finds; writes nothing.
 """
 
 import argparse
+import asyncio
 import random
 import tempfile
 import time
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import uvloop
 
 from benchmarks.speculation.appliances import Side
-from benchmarks.speculation.load import Load, drive
-from benchmarks.speculation.plan import ADAPTIVE, Cell, Control, Kind, Mode
+from benchmarks.speculation.load import Stream
+from benchmarks.speculation.plan import ADAPTIVE, Kind, fixed
 from benchmarks.speculation.provenance import provenance_of
-from benchmarks.speculation.standstill import Standstill
 from benchmarks.speculation.traffic import Prompt, Traffic, prompts_of
 from demo.process import ApplianceProcess
 from demo.training.corpus import load_corpus
 
-OFF = Mode(control=Control.FIXED, draft_tokens=0)
-LONGEST = Mode(control=Control.FIXED, draft_tokens=3)
+OFF, LONGEST = fixed(0), fixed(3)
 PROBING = "probing"
 TOKENS = 96
+WARM_UP_SECONDS = 2.0
 MIXTURE = 400
 """Prompts before a mixture begins again."""
 
@@ -69,23 +68,20 @@ def parse() -> Options:
 
 async def measure(appliance: ApplianceProcess, options: Options) -> None:
     """Search the mixture, let the monitor decide on it, and count."""
-    standstill = Standstill(appliance.process.pid)
-    side = await Side.connect(appliance, standstill)
-    standstill.end()
-    cell = Cell(kind=Kind.MIXED, temperature=0.0, concurrency=options.concurrency)
-    names = (f"borderline-{number}" for number in count())
+    side = await Side.connect(appliance)
+    stream = Stream(side.target, mixture(0.5), concurrency=options.concurrency, max_tokens=TOKENS)
+    async with stream.running():
+        await search(side, stream, options)
 
+
+async def search(side: Side, stream: Stream, options: Options) -> None:
     async def speed(share: float, seconds: float) -> float:
-        load = Load(
-            cell=cell,
-            traffic=mixture(share),
-            first=0,
-            warm_up=2.0,
-            seconds=seconds,
-            max_tokens=TOKENS,
-            name=next(names),
-        )
-        return (await drive(side.target, load, side.reading)).tokens_per_second
+        stream.change(traffic=mixture(share))
+        await asyncio.sleep(WARM_UP_SECONDS)
+        stream.mark()
+        began = time.perf_counter()
+        await asyncio.sleep(seconds)
+        return stream.tokens(began, began + seconds) / seconds
 
     low, high = 0.0, 1.0
     for _ in range(options.halvings):
@@ -133,9 +129,9 @@ def drafts_at(table: list[str], batch: int) -> bool:
 
 
 def mixture(share: float) -> Traffic:
-    """Code and hex in a fixed shuffled order, so much of it code."""
+    """Code and base64 in a fixed shuffled order, so much of it code."""
     corpus = load_corpus()
-    code, noise = prompts_of(Kind.CODE, corpus), prompts_of(Kind.HEX, corpus)
+    code, noise = prompts_of(Kind.CODE, corpus), prompts_of(Kind.BASE64, corpus)
     number = round(MIXTURE * share)
     kinds: list[tuple[Prompt, ...]] = [code] * number + [noise] * (MIXTURE - number)
     random.Random(11).shuffle(kinds)

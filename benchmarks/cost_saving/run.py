@@ -30,13 +30,12 @@ from benchmarks.cost_saving.estimate import (
 )
 from benchmarks.speculation.appliances import Side
 from benchmarks.speculation.load import REQUEST_SECONDS, BenchmarkError, Target, ask, first_of
-from benchmarks.speculation.plan import ADAPTIVE, Control, Kind, Mode
-from benchmarks.speculation.standstill import Standstill
+from benchmarks.speculation.plan import ADAPTIVE, Kind, Mode, fixed
 from benchmarks.speculation.traffic import PROMPTS, Traffic, traffic_of
 from demo.process import ApplianceProcess
 from demo.training.corpus import load_corpus
 
-WITHOUT = Mode(control=Control.FIXED, draft_tokens=0)
+WITHOUT = fixed(0)
 PRICE_PER_HOUR = 3.6
 ENVIRONMENT = {
     "APPLIANCE_LOG__LEVEL": "warning",
@@ -134,12 +133,7 @@ class Driver:
         Raises:
             BenchmarkError: it does not answer as one, or its worker counts no steps.
         """
-        standstill = Standstill(process.process.pid)
-        try:
-            side = await Side.connect(process, standstill)
-            await side.resume()
-        finally:
-            standstill.end()
+        side = await Side.connect(process)
         driver = cls(side, Reporter(process.data, ENVIRONMENT), plan, say)
         driver._counted = tokens_of(drafted_of(await driver._steps()))
         driver._first = driver._told = await driver._reporter.saved()
@@ -155,7 +149,7 @@ class Driver:
         Raises:
             BenchmarkError: it cannot continue; `found` keeps what was measured.
         """
-        traffic = traffic_of(Kind.CODE, load_corpus(), shift_seconds=1.0)
+        traffic = traffic_of(Kind.CODE, load_corpus())
         found.engine = self._side.engine
         for concurrency in self._plan.concurrency:
             found.comparisons.append(await self._compare(concurrency, traffic))
@@ -285,7 +279,7 @@ async def keep_busy(
             prompt = traffic.at(number, 0.0)
             salt = f"{name}-{number}"
             body = prompt.body(model=target.model, max_tokens=max_tokens, temperature=0.0, salt=salt)
-            await ask(session, target, prompt, body)
+            await ask(session, target, body)
 
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     try:

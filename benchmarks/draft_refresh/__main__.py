@@ -26,8 +26,7 @@ from benchmarks.draft_refresh.change import change_target
 from benchmarks.draft_refresh.report import GOAL, Findings, Step, markdown
 from benchmarks.draft_refresh.site import Pair, Site, open_site
 from benchmarks.draft_refresh.traffic import Acceptance, ask_all
-from benchmarks.speculation.options import RESULTS
-from benchmarks.speculation.provenance import provenance_of
+from benchmarks.speculation.provenance import RESULTS, provenance_of
 from demo.training.corpus import Corpus, load_corpus
 
 REFRESH = ("harvest", "train", "evaluate", "promote")

@@ -1,3 +1,1 @@
-"""
-Speculation by concurrency: the target alone, each fixed number of draft tokens, and the monitor.
-"""
+"""Speculation on one worker: the monitor against each fixed K in pairs, and its reactions to a change."""

@@ -1,124 +1,94 @@
 """
-Speed-up of speculation at each concurrency, and the monitor's choices: `make bench-speculation`.
+Adaptive control against each fixed number of draft tokens, on one worker: `make bench-speculation`.
 
-Starts the appliance twice on one pair, with its draft and without, and measures in turn the target
-alone, each fixed number of draft tokens (K), and the appliance's own choice, on several kinds of
-traffic.  Results are files: a table (Markdown, CSV, JSON) and two plots (SVG).  Nothing is asserted:
-figures depend on the machine and are written with it.  Ctrl-C ends it early; what was measured until
-then is written.
+Writes every round to a file at once; run the same command again to continue.  Ctrl-C and `--minutes` end a
+sitting; the report is of all sittings.  Figures depend on the machine, which is written with them.
 """
 
+import argparse
 import shlex
-import signal
 import sys
-import tempfile
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+import time
+from datetime import UTC, datetime
 
 import uvloop
 
-from benchmarks.speculation.appliances import Side
-from benchmarks.speculation.charts import break_even_chart, speed_chart
-from benchmarks.speculation.data import document, table
-from benchmarks.speculation.load import BenchmarkError
-from benchmarks.speculation.options import Options, parse
-from benchmarks.speculation.plan import TARGET_ALONE, Plan
-from benchmarks.speculation.provenance import Provenance, provenance_of
-from benchmarks.speculation.report import markdown, verdict_lines
-from benchmarks.speculation.run import Records, Runner
-from benchmarks.speculation.standstill import Standstill
-from benchmarks.speculation.summary import summarise
-from demo.process import ApplianceProcess, StartError
-from demo.training.corpus import load_corpus
+from benchmarks.speculation.bench import (
+    add_options,
+    appliance_of,
+    conduct,
+    count_of,
+    head_of,
+    open_bench,
+    plan_of,
+    say,
+)
+from benchmarks.speculation.paired import Round, markdown, parse_round
+from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind
+from benchmarks.speculation.provenance import RESULTS, provenance_of
+from benchmarks.speculation.records import Records
+from benchmarks.speculation.verdicts import LEAST_PAIRS
+from demo.process import ApplianceProcess
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    plan = options.plan
     command = shlex.join(["python", "-m", "benchmarks.speculation", *sys.argv[1:]])
     provenance = provenance_of(command, model=options.model.name, draft=options.draft.name)
-    count = plan.restarts * plan.rounds * len(plan.modes) * len(plan.cells)
-    minutes = plan.estimate_seconds / 60
-    say(f"{count} segments in {len(plan.cells)} cells: about {minutes:.0f} minutes, after the start")
-    records, failure = Records(), ""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        for number in range(plan.restarts):
-            with ExitStack() as stack:
-                speculative = start(stack, options, "--draft", str(options.draft))
-                alone = start(stack, options, "--no-draft") if TARGET_ALONE in plan.modes else None
-                uvloop.run(measure(plan, speculative, alone, records, number))
-    except KeyboardInterrupt:
-        failure = "stopped early"
-    except (BenchmarkError, StartError) as error:
-        failure = str(error)
-    if records.measured:
-        write(options.out, plan, replace(provenance, engine=records.engine), records)
+    path = options.state or RESULTS / f"paired-{provenance.commit}.jsonl"
+    records = Records(path, head_of(options), parse_round)
+    failure = conduct(lambda: sit(options, records, provenance.source))
+    if records.rows:
+        report = path.with_suffix(".md")
+        text = markdown({"command": f"`{command}`", **records.head}, records.rows)
+        report.write_text(text, encoding="utf-8")
+        say(f"{text}\nwrote {report}")
     if failure:
         raise SystemExit(f"benchmarks.speculation: {failure}")
 
 
-Started = tuple[ApplianceProcess, Standstill]
-
-
-def start(stack: ExitStack, options: Options, *arguments: str) -> Started:
-    """One appliance with a data directory of its own, stopped once it is ready."""
-    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="appliance-bench-"))
-    say(f"starting the appliance: {' '.join(arguments)}")
-    environment = {
-        "APPLIANCE_LOG__LEVEL": "warning",
-        "APPLIANCE_WORKER__DRAFT_TOKENS": str(options.draft_tokens),
-    }
-    appliance = stack.enter_context(
-        ApplianceProcess(
-            *("up", "--model", str(options.model), *arguments), data=Path(scratch), environment=environment
-        )
-    )
-    standstill = Standstill(appliance.process.pid)
-    # It has to continue before it can be stopped in order.
-    stack.callback(standstill.end)
-    standstill.begin()
-    return appliance, standstill
+def sit(options: argparse.Namespace, records: Records[Round], commit: str) -> None:
+    """One start of the processes, if anything is left to measure."""
+    records.load()
+    if options.minutes > 0 and any(pairs_of(records, cell) < options.pairs for cell in cells_of(options)):
+        with appliance_of(options) as appliance:
+            uvloop.run(measure(appliance, options, records, commit))
 
 
 async def measure(
-    plan: Plan, speculative: Started, alone: Started | None, records: Records, number: int
+    appliance: ApplianceProcess, options: argparse.Namespace, records: Records[Round], commit: str
 ) -> None:
-    """Carry the plan out on the appliances that were started."""
-    side = await Side.connect(*speculative)
-    records.engine = side.engine
-    runner = Runner(
-        plan,
-        speculative=side,
-        alone=await Side.connect(*alone) if alone else None,
-        corpus=load_corpus(),
-        say=say,
-    )
-    await runner.run(records, start=number)
+    ends, sitting = time.monotonic() + 60 * options.minutes, datetime.now(UTC).isoformat(timespec="seconds")
+    async with open_bench(appliance, plan_of(options), options.kinds) as bench:
+        for cell in cells_of(options):
+            if pairs_of(records, cell) >= options.pairs or time.monotonic() >= ends:
+                continue
+            say(f"{cell.name}: the monitor learns for {options.learn:g} s")
+            bench.load(cell)
+            await bench.segment(ADAPTIVE, options.learn)
+            while (number := pairs_of(records, cell)) < options.pairs and time.monotonic() < ends:
+                segments = await bench.round(cell, number)
+                records.add(Round(cell=cell, commit=commit, sitting=sitting, segments=segments))
+                speeds = ", ".join(f"{segment.mode} {segment.speed:.0f}" for segment in segments)
+                say(f"{cell.name}: pair {number + 1} of {options.pairs}: {speeds} tokens/s")
 
 
-def write(directory: Path, plan: Plan, provenance: Provenance, records: Records) -> None:
-    """Every file of results, and the verdict."""
-    cells = summarise(records.measured, records.learnt)
-    name = f"speculation-{provenance.commit}"
-    plots = (f"{name}.svg", f"{name}-break-even.svg")
-    files = {
-        f"{name}.md": markdown(plan, provenance, cells, plots=plots),
-        f"{name}.csv": table(cells),
-        f"{name}.json": document(plan, provenance, cells, records.measured),
-        plots[0]: speed_chart(provenance, cells),
-        plots[1]: break_even_chart(provenance, cells),
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        (directory / file).write_text(content, encoding="utf-8")
-        say(f"wrote {directory / file}")
-    say("\n".join(verdict_lines(cells)))
+def pairs_of(records: Records[Round], cell: Cell) -> int:
+    return sum(each.cell == cell for each in records.rows)
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
+def cells_of(options: argparse.Namespace) -> list[Cell]:
+    return [Cell(kind=kind, concurrency=count) for kind in options.kinds for count in options.concurrency]
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation")
+    add = parser.add_argument
+    add("--kinds", nargs="+", type=Kind, default=list(Kind), metavar="KIND", help=", ".join(Kind))
+    add("--concurrency", nargs="+", type=count_of, default=[1, 2, 4, 8, 16], metavar="N")
+    add("--pairs", type=count_of, default=LEAST_PAIRS, help="rounds of a cell (default %(default)d)")
+    add_options(parser)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ The appliances that are measured, as their admin API and the plugin in their wor
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -17,13 +18,10 @@ from appliance.serving.worker_tls import WorkerTls
 from appliance.speculation.values import EngineReading
 from benchmarks.speculation.load import BenchmarkError, Target
 from benchmarks.speculation.plan import Control, Mode
-from benchmarks.speculation.standstill import Standstill
 from demo.process import ApplianceProcess
 
 FOLLOW_SECONDS = 5.0
 """Maximum time for a worker to apply a command."""
-READY_SECONDS = 60.0
-SETTLE_SECONDS = 0.5
 POLL_SECONDS = 0.2
 OVERRIDE_SECONDS = 3600
 OPERATOR = "operator_override"
@@ -33,52 +31,35 @@ class Side:
     """One running appliance; made by `connect`."""
 
     def __init__(
-        self,
-        process: ApplianceProcess,
-        standstill: Standstill,
-        worker: Worker,
-        engine: str,
-        model: Mapping[str, Any],
+        self, process: ApplianceProcess, worker: Worker, engine: str, model: Mapping[str, Any]
     ) -> None:
         self.engine = engine
         """The engine and its version, such as `vllm 0.32.0`."""
-        self.max_model_len: int | None = model["max_model_len"]
+        self.max_model_len: int = model["max_model_len"]
         """Longest context in tokens."""
         self.target = Target(url=process.url, key=process.key, model=model["id"])
+        self.worker = worker
         self._process = process
-        self._standstill = standstill
-        self._worker = worker
 
     @classmethod
-    async def connect(cls, process: ApplianceProcess, standstill: Standstill) -> "Side":
+    async def connect(cls, process: ApplianceProcess) -> "Side":
         """
-        Ask a ready appliance what it serves; the other one stands still meanwhile.
+        Ask a ready appliance what it serves.
 
         Raises:
             BenchmarkError: it does not answer as one.
         """
-        standstill.end()
-        await _wait_ready(process.url)
         found = (await _admin(process, "GET", "status"))["workers"][0]
         worker = Worker(worker_id=WorkerId(found["worker"]), url=found["url"])
         models = await _request(process.url + "/v1/models", process.key, "GET")
-        standstill.begin()
-        return cls(process, standstill, worker, found["engine"], models["data"][0])
+        return cls(process, worker, found["engine"], models["data"][0])
 
-    def pause(self) -> None:
-        """Have it stand still."""
-        self._standstill.begin()
-
-    async def resume(self) -> None:
-        """
-        Let it continue, and wait until it would serve a request.
-
-        Raises:
-            BenchmarkError: it does not come back.
-        """
-        self._standstill.end()
-        await asyncio.sleep(SETTLE_SECONDS)
-        await _wait_ready(self._process.url)
+    @asynccontextmanager
+    async def plugin(self) -> AsyncIterator[SpeculationClient]:
+        """A client of the plugin in the worker."""
+        token = (self._process.data / "control.token").read_text(encoding="utf-8").strip()
+        async with SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as client:
+            yield client
 
     async def speculation(self) -> dict[str, Any]:
         """The admin API's view of its one worker."""
@@ -110,10 +91,9 @@ class Side:
 
     async def reading(self) -> EngineReading | None:
         """The counts of the plugin in the worker; None where there is none."""
-        token = (self._process.data / "control.token").read_text(encoding="utf-8").strip()
-        async with SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as client:
+        async with self.plugin() as client:
             try:
-                reading = await client.read(self._worker, FOLLOW_SECONDS)
+                reading = await client.read(self.worker, FOLLOW_SECONDS)
             except WorkerFailedError as error:
                 message = f"the worker does not tell its counts: {error}"
                 raise BenchmarkError(message) from error
@@ -138,27 +118,6 @@ def follows(worker: Mapping[str, Any], mode: Mode) -> bool:
     return bool(worker["override"] and table) and all(k == mode.draft_tokens for _first, _last, k in table)
 
 
-async def _wait_ready(url: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while not await _is_ready(url):
-        if time.monotonic() > deadline:
-            message = f"the appliance was not ready {READY_SECONDS:.0f} seconds after it went on"
-            raise BenchmarkError(message)
-        await asyncio.sleep(POLL_SECONDS)
-
-
-async def _is_ready(url: str) -> bool:
-    timeout = aiohttp.ClientTimeout(total=FOLLOW_SECONDS)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/readyz") as response,
-        ):
-            return response.status == 200
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
-
-
 async def _admin(
     process: ApplianceProcess, method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -167,7 +126,6 @@ async def _admin(
 
 
 async def _request(url: str, key: str, method: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    # A session for each request: one that was kept would be of a server that stood still since.
     timeout = aiohttp.ClientTimeout(total=4 * FOLLOW_SECONDS)
     headers = {"Authorization": f"Bearer {key}"}
     try:

@@ -1,24 +1,32 @@
 """
-Clients that keep a gateway busy, and note when each frame arrives.
+Clients that keep a gateway busy, and note when tokens arrive.
 """
 
 import asyncio
 import json
+import re
 import time
-from collections.abc import Awaitable, Callable
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import aiohttp
 
-from appliance.speculation.values import EngineReading
-from benchmarks.speculation.figures import Figures, Trace, figures_of
-from benchmarks.speculation.plan import Cell
-from benchmarks.speculation.traffic import Prompt, Traffic
+from benchmarks.speculation.traffic import (
+    CHARACTERS_PER_TOKEN,
+    Prompt,
+    Traffic,
+    fitted_characters,
+    long_texts,
+)
+from demo.training.corpus import Corpus
 
 REQUEST_SECONDS = 300.0
-PREFIX = b"data: "
+ROUTE = "/v1/completions"
+COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 
 class BenchmarkError(Exception):
@@ -34,158 +42,173 @@ class Target:
     model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The clients' load during one segment."""
+class Stream:
+    """Clients that keep a gateway busy without a pause while modes, traffic and concurrency change."""
 
-    cell: Cell
-    traffic: Traffic
-    first: int
-    """Number of the first prompt: the same in each mode of a round."""
-    warm_up: float
-    seconds: float
-    max_tokens: int
-    name: str
-    """Differs from segment to segment."""
+    def __init__(self, target: Target, traffic: Traffic, *, concurrency: int, max_tokens: int) -> None:
+        self._target = target
+        self._traffic = traffic
+        self._concurrency = concurrency
+        self._max_tokens = max_tokens
+        self._numbers = count()
+        self._clients: dict[int, asyncio.Task[None]] = {}
+        self._start: Callable[[int], asyncio.Task[None]]
+        self._began = time.perf_counter()
+        self._times: list[float] = []
+        self._tokens: list[int] = []
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """
+        Send requests within the context.
 
-async def drive(target: Target, load: Load, read: Callable[[], Awaitable[EngineReading | None]]) -> Figures:
-    """
-    Keep as many requests in flight as the cell requires, and measure the answers.
+        Raises:
+            BenchmarkError: a request failed.
+        """
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+                asyncio.TaskGroup() as group,
+            ):
+                self._start = lambda seat: group.create_task(self._send_all(seat, session))
+                self.change()
+                yield
+                for task in self._clients.values():
+                    task.cancel()
+        except ExceptionGroup as failures:
+            failure = first_of(failures)
+            if isinstance(failure, aiohttp.ClientError | OSError | TimeoutError):
+                message = f"a request failed: {type(failure).__name__} {failure}"
+                raise BenchmarkError(message) from failure
+            raise failure from None
 
-    Args:
-        target: the gateway.
-        load: what to send, and how long.
-        read: the worker's own counts, asked for where the measured part begins and ends.
+    def change(self, *, traffic: Traffic | None = None, concurrency: int | None = None) -> None:
+        """Send other traffic, or more or fewer requests at once; running requests end as they are."""
+        self._traffic = traffic or self._traffic
+        self._concurrency = concurrency or self._concurrency
+        for seat in range(self._concurrency):
+            if seat not in self._clients or self._clients[seat].done():
+                self._clients[seat] = self._start(seat)
 
-    Raises:
-        BenchmarkError: a request failed, or nothing arrived while it was measured.
-    """
-    begins = time.perf_counter() + load.warm_up
-    ends = begins + load.seconds
-    numbers = count(load.first)
-    traces: list[Trace] = []
+    def mark(self) -> None:
+        """Begin a segment: forget what arrived before, and begin with the first of two turns."""
+        self._began = time.perf_counter()
+        self._times.clear()
+        self._tokens.clear()
 
-    async def client(seat: int, session: aiohttp.ClientSession) -> None:
+    def tokens(self, begins: float, ends: float) -> int:
+        """Tokens that arrived in a span since the mark, by `time.perf_counter`."""
+        first, end = (bisect_left(self._times, at) for at in (begins, ends))
+        return sum(self._tokens[first:end])
+
+    async def _send_all(self, seat: int, session: aiohttp.ClientSession) -> None:
         # The first answers differ in length, or all requests would end, and begin, at once for good.
-        tokens = max(1, load.max_tokens * (seat + 1) // load.cell.concurrency)
-        while (now := time.perf_counter()) < ends:
-            number = next(numbers)
-            prompt = load.traffic.at(number, now - begins)
-            body = prompt.body(
-                model=target.model,
-                max_tokens=tokens,
-                temperature=load.cell.temperature,
-                salt=f"{load.name}-{number}",
-            )
-            traces.append(await ask(session, target, prompt, body))
-            tokens = load.max_tokens
+        tokens = max(1, self._max_tokens * (seat + 1) // self._concurrency)
+        while seat < self._concurrency:
+            number = next(self._numbers)
+            prompt = self._traffic.at(number, time.perf_counter() - self._began)
+            salt = f"stream-{number}"
+            body = prompt.body(model=self._target.model, max_tokens=tokens, temperature=0.0, salt=salt)
+            await ask(session, self._target, body, self._arrived)
+            tokens = self._max_tokens
 
-    async def edges() -> tuple[EngineReading | None, EngineReading | None]:
-        await asyncio.sleep(begins - time.perf_counter())
-        before = await read()
-        await asyncio.sleep(ends - time.perf_counter())
-        return before, await read()
-
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    connector = aiohttp.TCPConnector(limit=0)
-    try:
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            asyncio.TaskGroup() as group,
-        ):
-            reading = group.create_task(edges())
-            for seat in range(load.cell.concurrency):
-                group.create_task(client(seat, session))
-        return figures_of(traces, begins, ends, *reading.result())
-    except ExceptionGroup as failures:
-        failure = first_of(failures)
-        if isinstance(failure, aiohttp.ClientError | OSError | TimeoutError):
-            message = f"a request failed: {type(failure).__name__} {failure}"
-            raise BenchmarkError(message) from failure
-        raise failure from None
-    except ValueError as failure:
-        raise BenchmarkError(str(failure)) from None
+    def _arrived(self, tokens: int) -> None:
+        self._times.append(time.perf_counter())
+        self._tokens.append(tokens)
 
 
-async def ask(session: aiohttp.ClientSession, target: Target, prompt: Prompt, body: dict[str, Any]) -> Trace:
+async def ask(
+    session: aiohttp.ClientSession,
+    target: Target,
+    body: dict[str, Any],
+    arrived: Callable[[int], None] = lambda _tokens: None,
+) -> None:
     """
-    Stream one answer to its end.
+    Stream one answer to its end; `arrived` is told how many tokens each frame brings.
 
     Raises:
         BenchmarkError: it was refused, or broke off.
     """
     headers = {"Authorization": f"Bearer {target.key}"}
-    sent = time.perf_counter()
-    frames: list[float] = []
-    tokens = 0
-    async with session.post(target.url + prompt.route, json=body, headers=headers) as response:
+    async with session.post(target.url + ROUTE, json=body, headers=headers) as response:
         if response.status != 200:
             text = (await response.text())[:300]
-            message = f"{target.url}{prompt.route} answered {response.status}: {text}"
+            message = f"{target.url}{ROUTE} answered {response.status}: {text}"
             raise BenchmarkError(message)
+        tokens = 0
         async for line in response.content:
-            arrived = time.perf_counter()
             counted = completion_tokens(line)
-            if counted:
+            if counted > tokens:
+                arrived(counted - tokens)
                 tokens = counted
-            elif is_content(line):
-                frames.append(arrived)
-    if not frames or not tokens:
-        message = f"{target.url}{prompt.route} answered without text or without usage"
+    if not tokens:
+        message = f"{target.url}{ROUTE} answered without tokens or without usage"
         raise BenchmarkError(message)
-    return Trace(sent=sent, frames=tuple(frames), tokens=tokens)
 
 
-async def ask_once(target: Target, prompt: Prompt) -> int | None:
+async def ask_once(target: Target, text: str) -> int | None:
     """
     Tokens of a prompt as the worker counts them, or None where it is too long.
 
     Raises:
         BenchmarkError: the request failed for another reason.
     """
-    body = {"model": target.model, "prompt": prompt.text, "max_tokens": 1}
+    body = {"model": target.model, "prompt": text, "max_tokens": 1}
     headers = {"Authorization": f"Bearer {target.key}"}
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(target.url + prompt.route, json=body, headers=headers) as response,
+            session.post(target.url + ROUTE, json=body, headers=headers) as response,
         ):
             if response.status == 400:
                 return None
-            text = await response.text()
+            content = await response.text()
             if response.status != 200:
-                message = f"{target.url}{prompt.route} answered {response.status}: {text[:300]}"
+                message = f"{target.url}{ROUTE} answered {response.status}: {content[:300]}"
                 raise BenchmarkError(message)
-            return int(json.loads(text)["usage"]["prompt_tokens"])
+            return int(json.loads(content)["usage"]["prompt_tokens"])
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         message = f"a request failed: {type(error).__name__} {error}"
         raise BenchmarkError(message) from error
 
 
-def is_content(line: bytes) -> bool:
+async def long_prompts(target: Target, limit: int, corpus: Corpus) -> tuple[Prompt, ...]:
     """
-    Whether a line of a stream brings tokens.
+    Code of nearly `limit` tokens, cut by what the worker itself counts.
+
+    Raises:
+        BenchmarkError: no prompt could be cut to that.
+    """
+    kept = []
+    first = int(limit * CHARACTERS_PER_TOKEN)
+    for short, whole in zip(long_texts(corpus, first), long_texts(corpus, 8 * limit), strict=True):
+        tokens = await ask_once(target, short)
+        fitted = whole[: fitted_characters(len(short), tokens or 2 * limit, limit)]
+        count = await ask_once(target, fitted)
+        if count is not None and count <= limit:
+            kept.append(Prompt(text=fitted))
+    if not kept:
+        message = "no prompt could be cut to the context limit: leave --kinds long out"
+        raise BenchmarkError(message)
+    return tuple(kept)
+
+
+def completion_tokens(line: bytes) -> int:
+    """
+    Tokens of the answer up to this line of a stream; 0 if it does not count them.
 
     Raises:
         BenchmarkError: it brings an error.
     """
-    if not line.startswith(PREFIX) or line.startswith(b"data: [DONE]"):
-        return False
     if line.startswith(b'data: {"error"'):
         message = f"a stream broke off: {line[:300].decode(errors='replace').strip()}"
         raise BenchmarkError(message)
-    # The first frame of a chat names the role and brings nothing.
-    return b'"delta":{"role"' not in line and b'"choices":[]' not in line
-
-
-def completion_tokens(line: bytes) -> int | None:
-    """The counts of a usage frame, or None for any other line."""
-    if not line.startswith(PREFIX) or b'"choices":[]' not in line:
-        return None
-    usage = json.loads(line.removeprefix(PREFIX)).get("usage") or {}
-    return int(usage.get("completion_tokens") or 0) or None
+    # In text, the quotes would be escaped.
+    found = COUNT.search(line)
+    return int(found[1]) if found else 0
 
 
 def first_of(failures: ExceptionGroup) -> Exception:

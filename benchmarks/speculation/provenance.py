@@ -8,8 +8,11 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from demo.machine import cpu_name
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

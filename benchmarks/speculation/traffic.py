@@ -2,13 +2,15 @@
 The prompts of each kind of traffic, the same in the same order for every mode.
 """
 
+import json
 import random
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.acceptance import GERMAN, NAMES, PROSE
-from benchmarks.speculation.plan import Kind, is_code
+from benchmarks.acceptance import GERMAN, NAMES
+from benchmarks.speculation.plan import Kind
 from demo.training.corpus import Corpus, held_out_prompts
 
 PROMPTS = 64
@@ -17,101 +19,73 @@ CHARACTERS_PER_TOKEN = 2.2
 """Fewer than code has with most tokenizers, so that a first cut is seldom too long."""
 FILLED = 0.95
 """How much of the context limit a long prompt should fill."""
-HEX_BYTES = 150
+RANDOM_BYTES = 225
 TASKS = ("Write a Python function", "Write the method", "Show an example of", "Write a test for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request's text; a chat is wrapped in the model's own template by the worker."""
+    """One request's text."""
 
     text: str
-    is_chat: bool = False
-
-    @property
-    def route(self) -> str:
-        """Where it is sent."""
-        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
     def body(self, *, model: str, max_tokens: int, temperature: float, salt: str) -> dict[str, Any]:
-        """
-        The request.
-
-        Args:
-            model: name of the model.
-            max_tokens: how many tokens it makes; none ends it earlier.
-            temperature: of sampling.
-            salt: kept apart in the worker's prefix cache, so that no mode reads what another computed.
-        """
-        content: dict[str, Any] = (
-            {"messages": [{"role": "user", "content": self.text}]} if self.is_chat else {"prompt": self.text}
-        )
+        """The request; `salt` keeps it apart in the prefix cache: no mode reads what another computed."""
         return {
             "model": model,
-            **content,
+            "prompt": self.text,
             "max_tokens": max_tokens,
             "temperature": temperature,
             "ignore_eos": True,
             "cache_salt": salt,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Prompts of one kind, to be gone round."""
+    """Prompts of one kind, repeated in a circle."""
 
     prompts: tuple[Prompt, ...]
     others: tuple[Prompt, ...] = ()
-    """The kind of traffic after a shift."""
-    shift_seconds: float = 1.0
+    """The other kind of traffic by turns."""
+    turn_seconds: float = 1.0
 
     def at(self, number: int, elapsed: float) -> Prompt:
-        """The prompt of a request: its number in this segment, and seconds since measuring began."""
-        of = self.prompts if not self.others or is_code(elapsed, self.shift_seconds) else self.others
+        """The prompt of request `number`, sent `elapsed` seconds after the segment began."""
+        is_other = self.others and int(elapsed / self.turn_seconds) % 2
+        of = self.others if is_other else self.prompts
         return of[number % len(of)]
 
 
-def prompts_of(kind: Kind, corpus: Corpus, *, long: Sequence[Prompt] = ()) -> tuple[Prompt, ...]:
-    """
-    The prompts of one kind.
-
-    Args:
-        kind: any but `shift`, which has two.
-        corpus: where code comes from; only text that the demo pair was not trained on.
-        long: prompts of the kind `long`, which have to be cut to a model's measure.
-    """
+def prompts_of(kind: Kind, corpus: Corpus) -> tuple[Prompt, ...]:
+    """The prompts of any kind but `long`, which have to be cut to a model's limit, and `turns`."""
+    noise = random.Random(7)
     match kind:
-        case Kind.CODE:
+        case Kind.CODE:  # only text that the demo pair was not trained on
             return _plain(held_out_prompts(corpus, count=PROMPTS))
-        case Kind.CHAT:
-            # Another template than the model's own, written out: a draft knows the one it was trained on.
+        case Kind.CHAT:  # another template than the one the draft was trained on
             return _plain([f"### Instruction:\n{ask}\n\n### Response:\n" for ask in _questions()])
-        case Kind.OWN_CHAT:
-            return tuple(Prompt(text=ask, is_chat=True) for ask in _questions())
-        case Kind.LONG:
-            return tuple(long)
-        case Kind.HEX:
-            noise = random.Random(7)
-            return _plain([noise.randbytes(HEX_BYTES).hex() for _ in range(PROMPTS)])
-        case Kind.MIXED:
-            parts = (
-                *(prompts_of(Kind.CODE, corpus), prompts_of(Kind.CHAT, corpus)),
-                *(_plain(_prose()), prompts_of(Kind.HEX, corpus)),
-            )
-            return tuple(prompt for group in zip(*parts, strict=False) for prompt in group)
-        case Kind.SHIFT:
-            message = "shifting traffic has two kinds of prompts"
+        case Kind.GERMAN:
+            return _plain([(GERMAN * 3)[start : start + 500] for start in range(0, 3 * PROMPTS, 3)])
+        case Kind.JSON:
+            return _plain([json.dumps([_record(noise) for _ in range(6)], indent=1) for _ in range(PROMPTS)])
+        case Kind.BASE64:
+            return _plain([b64encode(noise.randbytes(RANDOM_BYTES)).decode() for _ in range(PROMPTS)])
+        case Kind.LONG | Kind.TURNS:
+            message = f"{kind} has no prompts of its own"
             raise ValueError(message)
 
 
-def traffic_of(kind: Kind, corpus: Corpus, *, shift_seconds: float, long: Sequence[Prompt] = ()) -> Traffic:
-    """The traffic of any kind."""
-    if kind is Kind.SHIFT:
-        code, noise = prompts_of(Kind.CODE, corpus), prompts_of(Kind.HEX, corpus)
-        return Traffic(prompts=code, others=noise, shift_seconds=shift_seconds)
-    return Traffic(prompts=prompts_of(kind, corpus, long=long))
+def traffic_of(
+    kind: Kind, corpus: Corpus, *, turn_seconds: float = 1.0, long: Sequence[Prompt] = ()
+) -> Traffic:
+    """The traffic of any kind; `long` are the prompts of that kind."""
+    if kind is Kind.TURNS:
+        code, noise = prompts_of(Kind.CODE, corpus), prompts_of(Kind.BASE64, corpus)
+        return Traffic(prompts=code, others=noise, turn_seconds=turn_seconds)
+    return Traffic(prompts=tuple(long) if kind is Kind.LONG else prompts_of(kind, corpus))
 
 
 def long_texts(corpus: Corpus, characters: int, *, count: int = LONG_PROMPTS) -> tuple[str, ...]:
@@ -134,12 +108,10 @@ def _questions() -> list[str]:
     return asked[:PROMPTS]
 
 
-def _prose() -> list[str]:
-    return [
-        text[start:] + text
-        for start in range(0, 2 * PROMPTS, 4)
-        for text in (PROSE, GERMAN)
-    ]  # fmt: skip
+def _record(noise: random.Random) -> dict[str, Any]:
+    ward, bed = noise.choice(("north", "south", "surgery")), noise.randrange(400)
+    values = [round(noise.uniform(30, 200), 1) for _ in range(3)]
+    return {"id": noise.getrandbits(32), "ward": ward, "bed": bed, "values": values, "checked": bed % 3 == 0}
 
 
 def _plain(texts: Sequence[str]) -> tuple[Prompt, ...]:

@@ -383,7 +383,7 @@ async def test_a_segment_has_enough_answers_however_slow_the_machine_is(monkeypa
     """Two of each request under way at least, and never more requests than that at once."""
     under_way, most, salts = 0, 0, []
 
-    async def ask(_session: Any, _target: Any, _prompt: Any, body: dict) -> None:
+    async def ask(_session: Any, _target: Any, body: dict) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)

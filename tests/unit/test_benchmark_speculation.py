@@ -1,169 +1,207 @@
-"""What it plans, how it counts, and what it writes."""
+"""What it measures in which order, what it counts, and when it says that something is shown."""
 
-import csv
-import io
+import asyncio
 import json
-import os
-import signal
+import random
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree as ET
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.speculation.values import EngineReading, SpecDecodeCounters, StepCounters
-from benchmarks.speculation.appliances import follows, order
-from benchmarks.speculation.charts import break_even_chart, speed_chart
-from benchmarks.speculation.data import document, table
-from benchmarks.speculation.figures import Figures, Trace, acceptance_length, figures_of
-from benchmarks.speculation.load import BenchmarkError, completion_tokens, is_content
-from benchmarks.speculation.options import parse
-from benchmarks.speculation.plan import (
-    ADAPTIVE,
-    TARGET_ALONE,
-    Cell,
-    Control,
-    Kind,
-    Mode,
-    Plan,
-    is_code,
-    modes_of,
+from appliance.infra.settings import MonitorSettings
+from appliance.serving.worker import Worker, WorkerId
+from appliance.speculation.state import MonitorState
+from appliance.speculation.values import (
+    Decision,
+    EngineReading,
+    Reason,
+    SpecDecodeCounters,
+    SpeculationMode,
+    StepCounters,
 )
-from benchmarks.speculation.plot import Line, Panel, Style, svg, ticks
-from benchmarks.speculation.provenance import Provenance
-from benchmarks.speculation.report import markdown
-from benchmarks.speculation.standstill import Standstill, tree
-from benchmarks.speculation.summary import Learnt, Measured, parse_learnt, ratios, summarise, verdict
+from benchmarks.speculation import conductor as conductor_module
+from benchmarks.speculation import reaction, target_alone
+from benchmarks.speculation.appliances import follows, order
+from benchmarks.speculation.bench import Bench, Segment
+from benchmarks.speculation.conductor import Conductor, without
+from benchmarks.speculation.hindsight import lost_tokens, reaction_seconds, right_of
+from benchmarks.speculation.load import BenchmarkError, Stream, Target, completion_tokens
+from benchmarks.speculation.paired import Round, markdown, parse_round, settle_cost
+from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, Mode, Plan, fixed, order_of
+from benchmarks.speculation.reaction import Change, circles, parse_change, remaining
+from benchmarks.speculation.records import Records
 from benchmarks.speculation.traffic import (
     Prompt,
+    Traffic,
     fitted_characters,
     long_texts,
     prompts_of,
     traffic_of,
 )
+from benchmarks.speculation.verdicts import Verdict, compare, percentile
 from demo.training.corpus import Corpus
+from tests.fakes import until
 
-CELL = Cell(kind=Kind.CODE, temperature=0.0, concurrency=4)
-K0, K1, K3 = (Mode(control=Control.FIXED, draft_tokens=k) for k in (0, 1, 3))
+CELL = Cell(kind=Kind.CODE, concurrency=4)
+K0, K1, K3 = map(fixed, (0, 1, 3))
+MODES = (ADAPTIVE, K0, K1, K3)
 CORPUS = Corpus(
     training=[],
     held_out=["".join(f"def f{n}():\n    return {n}\n" for n in range(at, at + 2000)) for at in (0, 5000)],
     dialogues=[],
 )
-PROVENANCE = Provenance(
-    command="python -m benchmarks.speculation --quick",
-    hardware="a <processor> & more",
-    commit="abc1234",
-    has_changes=True,
-    engine="vllm 0.32.0",
-    model="target",
-    draft="draft",
-    date="2026-01-02",
-)
-FIGURES = Figures(seconds=4.0, tokens=400.0, requests=4, ttft=0.05, tpot=0.01)
+OWN_KINDS = [kind for kind in Kind if kind not in (Kind.LONG, Kind.TURNS)]
 
 
-def plan(**changes: object) -> Plan:
-    return replace(parse(["--quick"]).plan, **changes)
+# The order
 
 
-def segment(mode: Mode, tokens: float, number: int = 0, **figures: object) -> Measured:
-    return Measured(cell=CELL, mode=mode, number=number, figures=replace(FIGURES, tokens=tokens, **figures))
-
-
-def steps(bucket: int, k: int, seconds_each: float, count: int = 100, tokens_each: float = 1) -> dict:
-    tokens = round(count * tokens_each)
-    return {(bucket, k): StepCounters(steps=count, seconds=count * seconds_each, tokens=tokens)}
-
-
-# The plan
-
-
-@given(rounds=st.integers(1, 12), k=st.integers(1, 8))
-def test_each_round_measures_every_mode_once(rounds: int, k: int):
-    planned = plan(rounds=rounds, modes=modes_of(range(k + 1), separate_target=True))
-    for number in range(rounds):
-        assert sorted(mode.name for mode in planned.order(number)) == sorted(
-            mode.name for mode in planned.modes
-        )
+@given(st.integers(0, 1000))
+def test_a_round_measures_every_mode_once_in_an_order_that_can_be_repeated(number: int):
+    ordered = order_of(MODES, CELL, number)
+    assert sorted(mode.name for mode in ordered) == sorted(mode.name for mode in MODES)
+    assert ordered == order_of(MODES, CELL, number)
 
 
 def test_no_mode_always_comes_first_or_after_the_same_one():
-    planned = plan(rounds=6)
-    orders = [planned.order(number) for number in range(6)]
-    assert {order[0] for order in orders} == set(planned.modes)
+    orders = [order_of(MODES, CELL, number) for number in range(40)]
+    assert {order[0] for order in orders} == set(MODES)
     after = [before for order in orders for before, mode in pairwise(order) if mode == ADAPTIVE]
-    assert len(set(after)) > 1
+    assert set(after) == set(MODES) - {ADAPTIVE}
 
 
-def test_the_estimate_is_at_least_what_is_measured():
-    planned = plan()
-    segments = planned.rounds * len(planned.modes) * len(planned.cells)
-    assert planned.estimate_seconds > segments * planned.seconds + len(planned.cells) * planned.learn
-
-
-def test_each_start_of_the_processes_takes_as_long_again():
-    assert plan(restarts=3).estimate_seconds == 3 * plan().estimate_seconds
-
-
-def test_shifting_traffic_is_measured_through_each_of_its_phases():
-    planned = plan(seconds=4.0, shift_seconds=8.0)
-    assert (planned.window(Kind.SHIFT), planned.window(Kind.CODE)) == (16.0, 4.0)
-    assert [is_code(elapsed, 8.0) for elapsed in (-0.5, 0.0, 7.9, 8.0, 15.9)] == [
-        *(False, True, True, False, False)
+def test_traffic_by_turns_is_measured_through_both_of_them():
+    plan = Plan(seconds=1.5, turn_seconds=4.0)
+    assert (plan.window(Kind.TURNS), plan.window(Kind.CODE)) == (8.0, 1.5)
+    traffic = traffic_of(Kind.TURNS, CORPUS, turn_seconds=4.0)
+    code, noise = prompts_of(Kind.CODE, CORPUS), prompts_of(Kind.BASE64, CORPUS)
+    assert [traffic.at(1, elapsed) for elapsed in (0.0, 3.9, 4.1, 7.9, 8.1)] == [
+        *(code[1], code[1], noise[1], noise[1], code[1])
     ]
 
 
-# The command line
+# Verdicts, where the right one is known
 
 
-def test_the_quick_grid_can_be_changed_in_part():
-    planned = parse(["--quick", "--concurrency", "2", "2", "1", "--no-separate-target"]).plan
-    assert (planned.concurrency, planned.kinds, planned.seconds) == ((2, 1), (Kind.CODE, Kind.HEX), 4.0)
-    assert TARGET_ALONE not in planned.modes
+def rounds(adaptive: float, *, noise: float = 0.02, drift: float = 0.0, count: int = 30) -> list[dict]:
+    """Adaptive's speed over that of the best, which is K=3; rounds share the drift of the machine."""
+    draw = random.Random(5)
+    found = []
+    for _ in range(count):
+        machine = draw.uniform(1 - drift, 1 + drift)
+        speeds = {"adaptive": adaptive * 120, "K=0": 100.0, "K=1": 119.0, "K=3": 120.0}
+        found.append({name: speed * machine * draw.gauss(1, noise) for name, speed in speeds.items()})
+    return found
 
 
-def test_the_fixed_modes_are_the_numbers_a_worker_is_prepared_for():
-    modes = parse(["--draft-tokens", "5"]).plan.modes
-    assert [mode.draft_tokens for mode in modes if mode.control is Control.FIXED] == [0, 1, 2, 3, 5]
+def test_adaptive_that_is_as_fast_as_the_best_is_shown():
+    found = compare(rounds(1.0))
+    assert found.verdict is Verdict.SHOWN
+    assert found.low < found.ratio < found.high
+    assert found.ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_adaptive_that_loses_more_than_the_goal_is_shown_otherwise():
+    assert compare(rounds(0.85)).verdict is Verdict.SHOWN_OTHERWISE
+
+
+@pytest.mark.parametrize(("adaptive", "noise"), [(0.95, 0.02), (1.0, 0.4), (0.85, 0.4)])
+def test_what_the_noise_hides_is_not_shown(adaptive: float, noise: float):
+    assert compare(rounds(adaptive, noise=noise)).verdict is Verdict.NOT_SHOWN
+
+
+def test_too_few_pairs_show_nothing():
+    assert compare(rounds(1.0, count=19)).verdict is Verdict.NOT_SHOWN
+    assert compare(rounds(0.5, count=19)).verdict is Verdict.NOT_SHOWN
+
+
+def test_the_drift_of_the_machine_within_rounds_cancels():
+    steady, drifting = compare(rounds(1.0, noise=0.005)), compare(rounds(1.0, noise=0.005, drift=0.3))
+    assert steady.verdict is Verdict.SHOWN
+    # Rounds are drawn whole; modes drawn on their own would make this one useless.
+    assert drifting.high - drifting.low < 0.25
+    machine = [each["K=3"] for each in rounds(1.0, drift=0.3)]
+    exact = compare([{"adaptive": 0.96 * speed, "K=0": 0.5 * speed, "K=3": speed} for speed in machine])
+    assert (exact.low, exact.high) == pytest.approx((0.96, 0.96))
+
+
+def test_adaptive_has_to_reach_every_fixed_mode_and_not_only_the_apparent_best():
+    """K=1 is slower than adaptive in 11 rounds and much faster in 10: nobody knows which it is."""
+    measured = [{"adaptive": 100.0, "K=1": 90.0 if n < 11 else 115.0, "K=3": 100.0} for n in range(21)]
+    found = compare(measured)
+    assert (found.best, found.ratio) == ("K=3", 1.0)
+    assert found.low < 0.9
+    assert found.verdict is Verdict.NOT_SHOWN
+
+
+def test_no_drafts_are_a_choice_like_any_other():
+    measured = [{"adaptive": 90.0, "K=0": 100.0, "K=3": 80.0}] * 20
+    found = compare(measured)
+    assert (found.best, found.ratio, found.verdict) == ("K=0", 0.9, Verdict.SHOWN_OTHERWISE)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.floats(0.01, 1))
+def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(values: list[float], share: float):
+    found = percentile(values, share)
+    assert sum(value <= found for value in values) >= share * len(values)
+    assert sum(value < found for value in values) < share * len(values)
+
+
+# Hindsight
+
+SPEEDS = {0: 100.0, 1: 96.0, 3: 70.0}
+
+
+def test_every_choice_within_five_percent_is_right():
+    assert right_of(SPEEDS) == {0, 1}
+    assert right_of({0: 100.0, 3: 150.0}) == {3}
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--model", "somewhere"], ["--rounds", "0"], ["--seconds", "-1"], ["--kinds", "poetry"]],
+    ("trace", "ended", "seconds"),
+    [
+        ([(0.0, 3), (4.0, 0)], 30.0, 4.0),
+        ([(0.0, 0)], 30.0, 0.0),
+        ([(0.0, 3)], 30.0, None),
+        ([(0.0, 3), (4.0, 0)], 8.9, None),  # not held to the end
+        ([(0.0, 3), (4.0, 0), (7.0, 3), (9.0, 1)], 30.0, 9.0),  # it did not hold
+        ([(0.0, 3), (4.0, 0), (6.0, 1)], 30.0, 4.0),  # another right one
+        ([(0.0, 3), (4.0, 0), (9.0, 3)], 30.0, 4.0),  # held long enough
+    ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str], capsys: pytest.CaptureFixture):
-    with pytest.raises(SystemExit) as refused:
-        parse(arguments)
-    assert refused.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+def test_a_reaction_ends_when_the_table_is_right_and_stays_so(trace, ended, seconds):
+    assert reaction_seconds(trace, right_of(SPEEDS), ended) == seconds
+
+
+def test_tokens_are_lost_by_the_choice_in_force_until_it_is_right():
+    trace = [(0.0, 3), (4.0, 1), (6.0, 0)]
+    assert lost_tokens(trace, SPEEDS, 6.0) == pytest.approx(4 * 30 + 2 * 4)
+    assert lost_tokens(trace, SPEEDS, 2.0) == pytest.approx(60)
+    assert lost_tokens([(0.0, 0)], SPEEDS, 60.0) == 0
 
 
 # Traffic
 
 
-@pytest.mark.parametrize("kind", [Kind.CODE, Kind.CHAT, Kind.OWN_CHAT, Kind.HEX, Kind.MIXED])
+@pytest.mark.parametrize("kind", OWN_KINDS)
 def test_a_kind_of_traffic_is_the_same_whenever_it_is_made(kind: Kind):
     prompts = prompts_of(kind, CORPUS)
     assert prompts == prompts_of(kind, CORPUS)
     assert len(set(prompts)) == len(prompts) > 16
+    assert traffic_of(kind, CORPUS).prompts == prompts
 
 
-def test_mixed_traffic_has_all_sorts_in_turn():
-    first = prompts_of(Kind.MIXED, CORPUS)[:4]
-    assert (first[0], first[3]) == (prompts_of(Kind.CODE, CORPUS)[0], prompts_of(Kind.HEX, CORPUS)[0])
-    assert len({prompt.text[:8] for prompt in first}) == 4
-
-
-def test_shifting_traffic_is_hex_before_it_is_measured_and_code_first():
-    traffic = traffic_of(Kind.SHIFT, CORPUS, shift_seconds=8.0)
-    code, noise = prompts_of(Kind.CODE, CORPUS), prompts_of(Kind.HEX, CORPUS)
-    assert [traffic.at(1, elapsed) for elapsed in (-1.0, 1.0, 9.0)] == [noise[1], code[1], noise[1]]
+def test_json_is_json():
+    assert all(isinstance(json.loads(prompt.text), list) for prompt in prompts_of(Kind.JSON, CORPUS))
 
 
 def test_no_request_finds_what_another_one_computed():
@@ -171,13 +209,7 @@ def test_no_request_finds_what_another_one_computed():
         Prompt(text="x").body(model="m", max_tokens=8, temperature=0.0, salt=salt) for salt in ("a", "b")
     ]
     assert bodies[0]["cache_salt"] != bodies[1]["cache_salt"]
-    assert all(body["ignore_eos"] and body["stream_options"]["include_usage"] for body in bodies)
-
-
-def test_a_chat_leaves_the_template_to_the_worker():
-    chat = Prompt(text="x", is_chat=True)
-    assert chat.route == "/v1/chat/completions"
-    assert "prompt" not in chat.body(model="m", max_tokens=8, temperature=0.0, salt="a")
+    assert all(body["ignore_eos"] and body["stream_options"]["continuous_usage_stats"] for body in bodies)
 
 
 @given(st.integers(1, 300_000))
@@ -190,201 +222,412 @@ def test_a_fitted_text_fills_most_of_the_limit():
     assert fitted_characters(2200, 1000, 2000) == 2200 * 2 * 0.95
 
 
-# What a stream says
+# The load
 
 
-def test_only_frames_with_tokens_count():
+def test_only_counts_of_the_worker_count():
     lines = [
-        b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n',
-        b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"\\"delta\\":{\\"role\\""}}]}\n',
-        b'data: {"id":"c","choices":[{"index":0,"text":"\\"choices\\":[]"}]}\n',
+        b'data: {"choices":[{"index":0,"text":"\\"completion_tokens\\":9"}]}\n',
         b": keep-alive\n",
         b"\n",
-        b'data: {"id":"c","choices":[],"usage":{"completion_tokens":7}}\n',
+        b'data: {"choices":[{"text":"x"}],"usage":{"prompt_tokens":5,"completion_tokens":3}}\n',
+        b'data: {"choices":[],"usage":{"completion_tokens":7}}\n',
         b"data: [DONE]\n",
     ]
-    assert [is_content(line) for line in lines] == [False, True, True, False, False, False, False]
-    assert [completion_tokens(line) for line in lines] == [None, None, None, None, None, 7, None]
+    assert [completion_tokens(line) for line in lines] == [0, 0, 0, 3, 7, 0]
 
 
 def test_an_error_in_a_stream_ends_the_benchmark():
     with pytest.raises(BenchmarkError, match="worker died"):
-        is_content(b'data: {"error":{"message":"worker died"}}\n')
+        completion_tokens(b'data: {"error":{"message":"worker died"}}\n')
 
 
-# Counting
+class Gateway:
+    """Answers in frames of three tokens."""
+
+    def __init__(self) -> None:
+        self.running = self.most = self.sent = 0
+        self.fails = False
+        self.url = ""
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        if self.fails:
+            return web.Response(status=503, text="no worker")
+        body = await request.json()
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for done in range(3, body["max_tokens"] + 3, 3):
+                count = min(done, body["max_tokens"])
+                frame = {"choices": [{"text": "x"}], "usage": {"completion_tokens": count}}
+                await response.write(f"data: {json.dumps(frame, separators=(',', ':'))}\n\n".encode())
+                await asyncio.sleep(0.002)
+            await response.write(
+                f'data: {{"choices":[],"usage":{{"completion_tokens":{count}}}}}\n\n'.encode()
+            )
+            self.sent += count
+        finally:
+            self.running -= 1
+        return response
 
 
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    sent = draw(st.floats(0, 20))
-    gaps = draw(st.lists(st.floats(0.001, 1), min_size=1, max_size=8))
-    frames = [sent + sum(gaps[: n + 1]) for n in range(len(gaps))]
-    return Trace(sent=sent, frames=tuple(frames), tokens=draw(st.integers(len(gaps), 100)))
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    fake = Gateway()
+    app = web.Application()
+    app.router.add_post("/v1/completions", fake.complete)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    fake.url = f"http://{host}:{port}"
+    yield fake
+    await runner.cleanup()
 
 
-@given(traces(), st.lists(st.floats(0, 40), min_size=3, max_size=3))
-def test_every_token_counts_in_one_of_two_neighbouring_spans(trace: Trace, cuts: list[float]):
-    low, middle, high = sorted(cuts)
-    parts = trace.tokens_between(low, middle) + trace.tokens_between(middle, high)
-    assert parts == pytest.approx(trace.tokens_between(low, high))
-    assert trace.tokens_between(-1, 100) == pytest.approx(trace.tokens)
+def stream_to(gateway: Gateway, concurrency: int) -> Stream:
+    target = Target(url=gateway.url, key="k", model="m")
+    return Stream(target, Traffic(prompts=(Prompt(text="x"),)), concurrency=concurrency, max_tokens=10)
 
 
-def test_requests_across_the_edges_count_in_part():
-    steady = [
-        Trace(sent=at - 1.0, frames=tuple(at + n / 10 for n in range(10)), tokens=20) for at in (1, 2, 3, 4)
-    ]
-    figures = figures_of(steady, 2.45, 4.45)
-    assert figures.tokens_per_second == pytest.approx(20)
-    assert figures.requests == 2
-    assert figures.tpot == pytest.approx(0.9 / 18)
-    assert figures.ttft == pytest.approx(1.0)
-    assert figures.tokens_per_second_per_user == pytest.approx(20)
+async def test_every_token_is_counted_when_it_arrives(gateway):
+    stream = stream_to(gateway, 3)
+    stream.mark()
+    async with stream.running():
+        await until(lambda: gateway.sent > 200)
+        # To the last whole answer: what is in flight is counted in part.
+        assert gateway.sent <= stream.tokens(0, 1e12) + 30
+        assert stream.tokens(0, 1e12) <= gateway.sent + 3 * 10 + 30
+        assert stream.tokens(0, 1) == 0
+    assert gateway.most == 3
 
 
-def test_a_segment_in_which_nothing_arrived_is_no_figure():
-    with pytest.raises(ValueError, match="--seconds"):
-        figures_of([Trace(sent=0.0, frames=(1.0,), tokens=1)], 2.0, 3.0)
+async def test_the_load_follows_a_change_of_concurrency(gateway):
+    stream = stream_to(gateway, 1)
+    async with stream.running():
+        await until(lambda: gateway.sent > 20)
+        assert gateway.most == 1
+        stream.change(concurrency=5)
+        await until(lambda: gateway.running == 5)
+        stream.change(concurrency=2)
+        for _ in range(2):  # answers of the others end first
+            gateway.most, sent = 0, gateway.sent
+            await until(lambda sent=sent: gateway.sent > sent + 100)
+        assert gateway.most == 2
 
 
-def reading(epoch: str, drafts: int, count: int) -> EngineReading:
-    drafting = SpecDecodeCounters(
-        drafts=drafts, draft_tokens=3 * drafts, accepted_tokens=2 * drafts, accepted_per_position=()
+async def test_a_refused_request_ends_the_benchmark(gateway):
+    gateway.fails = True
+    with pytest.raises(BenchmarkError, match="503: no worker"):
+        async with stream_to(gateway, 2).running():
+            await asyncio.sleep(5)
+
+
+async def test_a_gateway_that_is_gone_ends_the_benchmark(gateway, monkeypatch):
+    async def post(*_arguments, **_named):
+        raise aiohttp.ClientPayloadError("cut off")
+
+    monkeypatch.setattr("benchmarks.speculation.load.ask", post)
+    with pytest.raises(BenchmarkError, match="a request failed: ClientPayloadError cut off"):
+        async with stream_to(gateway, 2).running():
+            await asyncio.sleep(5)
+
+
+# The monitor's own segments
+
+
+class FakeWorker:
+    """A plugin whose counters grow by one step, of one draft, with each reading."""
+
+    def __init__(self) -> None:
+        self.commands: list = []
+        self.count = 0
+        self.probing = 0
+        """Readings until the probe in flight has ended."""
+        self.epoch = "one"
+
+    async def read(self, _worker, _timeout) -> EngineReading:
+        self.count += 1
+        self.probing = max(0, self.probing - 1)
+        k = self.commands[-1].table[0][2] if self.commands else 3
+        counted = getattr(self, "steps", {})
+        self.steps = {**counted, (4, k): counted.get((4, k), StepCounters()).plus(StepCounters(steps=1))}
+        drafting = SpecDecodeCounters(
+            drafts=self.count, draft_tokens=0, accepted_tokens=0, accepted_per_position=()
+        )
+        return EngineReading(
+            controllable=True,
+            epoch=self.epoch,
+            largest_batch=64,
+            choices=(0, 1, 3),
+            table=((1, 64, k),),
+            is_probing=self.probing > 0,
+            step_count=self.count,
+            steps=self.steps,
+            drafting=drafting,
+            busy_seconds=float(self.count),
+        )
+
+    async def apply(self, worker, command, timeout_seconds) -> EngineReading:
+        self.commands.append(command)
+        if command.probe:
+            self.probing = 4
+        return await self.read(worker, timeout_seconds)
+
+
+class FakeMonitor:
+    """Decides what it is told to, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[EngineReading, float]] = []
+        self.decision = Decision(mode=SpeculationMode.SPECULATIVE, table=((1, 64, 3),))
+
+    def decide(self, state, reading, _policy, now):
+        self.given.append((reading, now))
+        return state, self.decision
+
+
+@pytest.fixture
+def monitor(monkeypatch) -> FakeMonitor:
+    fake = FakeMonitor()
+    monkeypatch.setattr(conductor_module, "decide", fake.decide)
+    return fake
+
+
+async def started(worker: FakeWorker) -> Conductor:
+    name = Worker(worker_id=WorkerId("w"), url="http://w")
+    return await Conductor.start(worker, name, MonitorSettings(interval_seconds=0.02))
+
+
+async def test_the_monitor_learns_nothing_from_other_segments(monitor):
+    worker = FakeWorker()
+    conductor = await started(worker)
+    own = 0
+    for _ in range(3):
+        start = await conductor.switch(ADAPTIVE)
+        end = await conductor.adapt(start, 0.05)
+        own += end.step_count - start.step_count
+        for _ in range(50):
+            await conductor.switch(K1)  # 50 steps with K=1, which it must not see
+        await asyncio.sleep(0.2)
+    assert worker.count > 150
+    readings = [reading for reading, _now in monitor.given]
+    first = readings[0].step_count
+    assert readings[-1].step_count - first <= own
+    assert all(later.step_count > earlier.step_count for earlier, later in pairwise(readings))
+    assert all((4, 1) not in reading.steps for reading in readings)
+    assert readings[-1].drafting.drafts == readings[-1].step_count == readings[-1].busy_seconds
+    # Nor does time pass for it.
+    assert monitor.given[-1][1] - monitor.given[0][1] < 0.4
+    assert all(later > earlier for (_, earlier), (_, later) in pairwise(monitor.given))
+
+
+async def test_a_probe_in_flight_belongs_to_the_segment_that_began_it(monitor):
+    worker = FakeWorker()
+    conductor = await started(worker)
+    monitor.decision = replace(monitor.decision, probe=((1, 64),), starts_probe=True)
+    end = await conductor.adapt(await conductor.switch(ADAPTIVE), 0.01)
+    assert worker.commands[-1].probe == ((1, 64),)
+    assert not end.is_probing
+    assert worker.probing == 0
+
+
+async def test_no_table_ends_a_probe_in_flight(monitor):
+    worker = FakeWorker()
+    conductor = await started(worker)
+    monitor.decision = Decision(mode=SpeculationMode.TARGET_ONLY, table=((1, 64, 0),), probe=((1, 64),))
+    await conductor.adapt(await conductor.switch(ADAPTIVE), 0.05)
+    assert len(monitor.given) >= 2
+    assert len(worker.commands) == 1
+
+
+async def test_the_monitors_table_is_in_force_again_after_other_segments(monitor):
+    worker = FakeWorker()
+    conductor = await started(worker)
+    monitor.decision = Decision(mode=SpeculationMode.TARGET_ONLY, basis=Reason.COLLAPSED, table=((1, 64, 0),))
+    await conductor.adapt(await conductor.switch(ADAPTIVE), 0.03)
+    assert conductor.table == ((1, 64, 0),)
+    await conductor.switch(K3)
+    assert worker.commands[-1].table == ((1, 64, 3),)
+    await conductor.switch(ADAPTIVE)
+    last = worker.commands[-1]
+    assert (last.table, last.mode, last.reason) == (((1, 64, 0),), "target_only", "collapsed")
+
+
+async def test_a_worker_that_restarts_ends_the_benchmark():
+    worker = FakeWorker()
+    first = await worker.read(None, 0)
+    worker.epoch = "two"
+    with pytest.raises(BenchmarkError, match="restarted"):
+        without(await worker.read(None, 0), first)
+
+
+async def test_the_products_monitor_runs_in_these_segments():
+    """Not a fake: `appliance.monitor.decide` accepts what it is given."""
+    worker = FakeWorker()
+    conductor = await started(worker)
+    await conductor.adapt(await conductor.switch(ADAPTIVE), 0.1)
+    assert isinstance(conductor._state, MonitorState)
+    assert conductor._state.draft_tokens(4) == 3
+
+
+# Segments
+
+
+async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
+    monkeypatch.setattr("benchmarks.speculation.bench.SETTLE_SECONDS", 0.03)
+    spans = []
+
+    class FakeStream:
+        def mark(self) -> None:
+            spans.clear()
+
+        def tokens(self, begins: float, ends: float) -> int:
+            spans.append((begins, ends))
+            return len(spans)
+
+    worker = FakeWorker()
+    bench = Bench(await started(worker), FakeStream(), {}, Plan(seconds=0.05))
+    (first, *_rest) = found = await bench.round(CELL, 0)
+    assert {segment.mode for segment in found} == {"adaptive", "K=0", "K=1", "K=3"}
+    assert [segment.after for segment in found] == ["adaptive", *(segment.mode for segment in found[:-1])]
+    measured, settled = spans
+    assert settled[1] == measured[0]
+    assert (first.tokens, first.settle_tokens) == (1, 2)
+    assert min(segment.settle_seconds for segment in found) >= 0.03
+    assert min(segment.seconds for segment in found) >= 0.05
+    by_mode = {segment.mode: segment for segment in found}
+    assert (by_mode["K=0"].draft_tokens, by_mode["K=3"].draft_tokens) == (0, 3)
+
+
+def segment(mode: Mode, tokens: int, after: Mode = K1, **changes: object) -> Segment:
+    usual = {"seconds": 1.0, "settle_seconds": 0.3, "settle_tokens": round(0.3 * tokens)}
+    return Segment(mode=mode.name, after=after.name, tokens=tokens, **usual | changes)
+
+
+def round_of(*segments: Segment, cell: Cell = CELL) -> Round:
+    return Round(cell=cell, commit="abc1234", sitting="monday", segments=segments)
+
+
+WHOLE = round_of(
+    segment(ADAPTIVE, 110), segment(K0, 100), segment(K1, 90, after=K3), segment(K3, 100, after=K0)
+)
+
+
+def test_the_cost_of_a_replayed_prefill_is_told_from_that_of_a_switch():
+    slow = segment(K3, 100, after=K0, settle_seconds=0.5, settle_tokens=10)
+    found = [round_of(slow, segment(K1, 100, after=K3, settle_tokens=28), segment(ADAPTIVE, 100, after=K0))]
+    assert settle_cost(found, replayed=True) == pytest.approx(0.4)
+    assert settle_cost(found, replayed=False) == pytest.approx(0.02)
+    assert settle_cost([round_of(segment(K0, 100, after=K3))], replayed=False) is None
+
+
+# Files and reports
+
+
+def test_a_run_resumes_where_a_crash_cut_it_off(tmp_path: Path):
+    path = tmp_path / "results" / "rounds.jsonl"
+    first = Records(path, {"plan": {"seconds": 1.5}}, parse_round)
+    first.load()
+    first.add(WHOLE)
+    first.add(replace(WHOLE, sitting="tuesday"))
+    text = path.read_text()
+    path.write_text(text[:-20])
+    again = Records(path, {"plan": {"seconds": 1.5}}, parse_round)
+    again.load()
+    assert again.rows == [WHOLE]
+    again.add(replace(WHOLE, sitting="tuesday"))
+    assert path.read_text() == text
+
+
+def test_rounds_of_other_options_are_not_mixed(tmp_path: Path):
+    Records(tmp_path / "rounds", {"seconds": 1.5}, parse_round).load()
+    with pytest.raises(BenchmarkError, match="other options"):
+        Records(tmp_path / "rounds", {"seconds": 2.0}, parse_round).load()
+
+
+def test_the_report_has_a_verdict_for_each_cell():
+    other = Cell(kind=Kind.BASE64, concurrency=1)
+    lost = [replace(WHOLE, cell=other, segments=(segment(ADAPTIVE, 50), *WHOLE.segments[1:]))] * 20
+    text = markdown({"hardware": "a machine"}, [*[WHOLE] * 20, *lost, replace(WHOLE, sitting="tuesday")])
+    assert "shown in 1 of 2 cells, not shown in 0 of 2 cells, shown otherwise in 1 of 2 cells" in text
+    assert "| code | 4 | 21 | K=0 | 1.100 (1.100 to 1.100) | shown |" in text
+    assert "| base64 | 1 | 20 | K=0 | 0.500 (0.500 to 0.500) | shown otherwise |" in text
+    for part in ("a machine", "abc1234", "2 starts of the processes"):
+        assert part in text
+    whole_tables(text)
+
+
+def whole_tables(text: str) -> None:
+    """Every table has as many columns as headings."""
+    tables = "\n".join(line if line.startswith("|") else "" for line in text.splitlines()).split("\n\n")
+    blocks = [block for block in (block.strip() for block in tables) if block]
+    assert blocks
+    for block in blocks:
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+CODE, NOISE = (Cell(kind=kind, concurrency=2) for kind in (Kind.CODE, Kind.BASE64))
+
+
+def change(at: float | None, *, was_right: bool = True) -> Change:
+    trace = [(0.0, 3), *([(at, 0)] if at is not None else []), (60.0, 3 if at is None else 0)]
+    return Change(
+        before=CODE,
+        after=NOISE,
+        trace=trace,
+        speeds={0: 100.0, 3: 80.0},
+        was_right=was_right,
+        commit="abc1234",
+        sitting="monday",
     )
-    return EngineReading(controllable=True, epoch=epoch, drafting=drafting, steps=steps(4, 3, 0.01, count))
 
 
-def test_the_worker_is_counted_from_edge_to_edge():
-    trace = Trace(sent=0.0, frames=(1.0, 2.0), tokens=2)
-    figures = figures_of([trace], 0.5, 2.5, reading("a", 100, 50), reading("a", 160, 90))
-    assert (figures.drafts, figures.accepted_tokens, figures.steps[4, 3].steps) == (60, 120, 40)
-    assert acceptance_length([figures]) == 3.0
+def test_reactions_are_told_by_percentiles_of_those_that_count():
+    changes = [*(change(float(at)) for at in range(1, 20)), change(59.0), change(1.0, was_right=False)]
+    text = reaction.markdown({}, changes)
+    # The one that was right for a second only is one of twenty; the last does not count.
+    assert "| code to base64, concurrency 2 | 25% | 20 of 21 | 10.0 s | 19.0 s | 200 | 380 |" in text
+    assert "over 60 s" in reaction.markdown({}, [change(None)] * 2)
+    assert "| 0 of 1 | - | - |" in reaction.markdown({}, [change(1.0, was_right=False)])
+    whole_tables(text)
 
 
-def test_counts_of_a_worker_that_restarted_are_left_out():
-    trace = Trace(sent=0.0, frames=(1.0, 2.0), tokens=2)
-    figures = figures_of([trace], 0.5, 2.5, reading("a", 100, 50), reading("b", 160, 90))
-    assert (figures.drafts, figures.steps, acceptance_length([figures])) == (0, {}, None)
+def test_a_change_is_read_as_it_was_written(tmp_path: Path):
+    records = Records(tmp_path / "changes", {}, parse_change)
+    records.load()
+    records.add(change(4.0))
+    again = Records(tmp_path / "changes", {}, parse_change)
+    again.load()
+    assert again.rows == [change(4.0)]
+    assert (again.rows[0].seconds, again.rows[0].lost) == (4.0, 80.0)
 
 
-# Summing up
+def test_the_circles_hold_all_five_changes():
+    moves = {(a.kind, b.kind, a.concurrency, b.concurrency) for c in circles([2]) for a, b in pairwise(c)}
+    good, mediocre, useless = reaction.GOOD, reaction.MEDIOCRE, reaction.USELESS
+    assert moves >= {
+        *((good, useless, 2, 2), (useless, good, 2, 2), (good, mediocre, 2, 2)),
+        *((good, good, 1, 16), (good, good, 16, 1)),
+    }
+    assert all(circle[0] == circle[-1] for circle in circles([1, 2]))
 
 
-def test_ratios_are_made_within_a_round_with_what_was_best_over_all_of_them():
-    # The machine is twice as fast in the second round: across rounds nothing could be said.
-    measured = [
-        *(segment(K0, 100, 0), segment(K3, 120, 0), segment(TARGET_ALONE, 150, 0), segment(ADAPTIVE, 114, 0)),
-        *(segment(K0, 200, 1), segment(K3, 230, 1), segment(TARGET_ALONE, 160, 1), segment(ADAPTIVE, 198, 1)),
-    ]
-    assert ratios(measured, fixed_only=True) == pytest.approx([114 / 120, 198 / 230])
-    measured[6] = segment(TARGET_ALONE, 240, 1)
-    assert ratios(measured, fixed_only=False) == pytest.approx([114 / 150, 198 / 240])
+def test_changes_are_repeated_until_each_has_enough():
+    records = SimpleNamespace(rows=[change(1.0)] * 2)
+    assert remaining(records, (CODE, NOISE), 3)
+    assert not remaining(records, (CODE, NOISE), 2)
+    assert remaining(records, (CODE, NOISE, CODE), 2)
 
 
-def test_a_round_that_was_interrupted_is_not_compared():
-    measured = [segment(K0, 100), segment(ADAPTIVE, 90), segment(K3, 120, 1), segment(ADAPTIVE, 90, 1)]
-    assert ratios(measured, fixed_only=True) == []
+def test_processes_without_a_draft_are_compared_start_by_start():
+    text = target_alone.lines_of({CODE: [1.5, 1.2, 1.7]})
+    assert text[-1] == "| code | 2 | 3 | 1.50 | 1.20 | 1.70 |"
 
 
-@given(st.lists(st.floats(1, 1000), min_size=3, max_size=3), st.integers(1, 4))
-def test_a_monitor_that_is_as_fast_as_the_best_reaches_the_goal(speeds: list[float], rounds: int):
-    measured = [
-        segment(mode, speed, number)
-        for number in range(rounds)
-        for mode, speed in zip((K0, K3, ADAPTIVE), (*speeds[:2], max(speeds[:2])), strict=True)
-    ]
-    found = verdict(summarise(measured, {}))
-    assert found is not None
-    assert (found.cells, found.against_fixed, found.against_all) == (1, 1, 1)
-
-
-def test_the_verdict_counts_cells_below_the_goal():
-    found = verdict(summarise([segment(TARGET_ALONE, 130), segment(K0, 100), segment(ADAPTIVE, 96)], {}))
-    assert found is not None
-    assert (found.cells, found.against_fixed, found.against_all) == (1, 1, 0)
-
-
-def by_steps(*adaptive: dict) -> float | None:
-    """Where K=0 gives 400 tokens a second, and K=3 600."""
-    chosen = {key: spent for each in adaptive for key, spent in each.items()}
-    measured = [
-        segment(K0, 100, steps=steps(4, 0, 0.010, tokens_each=4)),
-        segment(K3, 100, steps=steps(4, 3, 0.020, tokens_each=12)),
-        segment(ADAPTIVE, 100, steps=chosen),
-    ]
-    return summarise(measured, {})[0].by_steps
-
-
-def test_by_steps_it_is_the_choice_that_counts_and_not_the_machine():
-    """Steps count by what one with their K took elsewhere, however long they took themselves."""
-    assert by_steps(steps(4, 3, 0.020, tokens_each=12)) == pytest.approx(1.0)
-    assert by_steps(steps(4, 3, 0.060, tokens_each=12)) == pytest.approx(1.0)
-    assert by_steps(steps(4, 0, 0.001, tokens_each=4)) == pytest.approx(4 / 6)
-    both = by_steps(steps(4, 3, 0.020, tokens_each=12), steps(4, 0, 0.010, tokens_each=4))
-    assert both == pytest.approx((1200 + 400) / (2.0 + 1.0) / 600)
-    # A text that was harder counts: acceptance is what the choice was for.
-    assert by_steps(steps(4, 3, 0.020, tokens_each=6)) == pytest.approx(0.5)
-
-
-def test_by_steps_nothing_is_said_without_steps():
-    """Of this batch size, and with a K that was timed by itself."""
-    assert by_steps() is None
-    assert by_steps(steps(2, 3, 0.020, tokens_each=12)) is None
-    assert by_steps(steps(4, 1, 0.020, tokens_each=12)) is None
-    assert by_steps(steps(4, 3, 0.020, count=7)) is None
-    assert summarise([segment(ADAPTIVE, 100, steps=steps(4, 3, 0.020))], {})[0].by_steps is None
-
-
-def test_the_verdict_counts_choices_by_steps():
-    measured = [
-        segment(K3, 100, steps=steps(4, 3, 0.020, tokens_each=12)),
-        segment(ADAPTIVE, 60, steps=steps(4, 3, 0.040, tokens_each=12)),
-    ]
-    found = verdict(summarise(measured, {}))
-    assert found is not None
-    assert (found.cells, found.against_fixed, found.by_steps) == (1, 0, 1)
-    assert "it is 1." in markdown(plan(), PROVENANCE, summarise(measured, {}))
-
-
-def test_nothing_compared_is_no_verdict():
-    assert verdict(summarise([segment(K0, 100)], {})) is None
-    assert "No cell" in markdown(plan(), PROVENANCE, summarise([segment(K0, 100)], {}))
-
-
-def test_break_even_is_the_cost_of_a_step_over_one_without_drafts():
-    learnt = Learnt(bucket=4, draft_tokens=3, reason="healthy", break_even=1.4, break_evens={3: 1.4})
-    (cell,) = summarise(
-        [
-            segment(K0, 100, steps=steps(4, 0, 0.010)),
-            segment(K1, 100, drafts=10, accepted_tokens=5, steps=steps(2, 1, 0.010)),
-            segment(K3, 100, drafts=10, accepted_tokens=12, steps=steps(4, 3, 0.015)),
-        ],
-        {CELL: (learnt,)},
-    )
-    one, three = cell.break_even
-    assert (three.draft_tokens, three.acceptance_length, three.learnt) == (3, 2.2, 1.4)
-    assert three.measured == pytest.approx(1.5)
-    # Its steps were of another batch size, which would compare the sizes.
-    assert one.measured is None
-
-
-def test_speed_ups_are_over_the_target_alone_and_over_k0_without_one():
-    slow, fast = segment(K0, 100, tpot=0.02), segment(K3, 100, tpot=0.01)
-    (cell,) = summarise([slow, fast], {})
-    assert cell.speed_up(K3) == pytest.approx(2.0)
-    (cell,) = summarise([slow, fast, segment(TARGET_ALONE, 100, tpot=0.015)], {})
-    assert cell.speed_up(K3) == pytest.approx(1.5)
-
-
-def test_what_the_monitor_learnt_is_read_with_and_without_a_break_even_for_each_k():
-    bucket = {"bucket": 4, "draft_tokens": 3, "reason": "healthy", "break_even": 1.5}
-    assert parse_learnt({"buckets": [bucket]})[0].break_evens == {}
-    found = parse_learnt({"buckets": [{**bucket, "break_evens": {"1": 1.2, "3": 1.5}}]})
-    assert found[0].break_evens == {1: 1.2, 3: 1.5}
-
-
-# Control
+# Control by override
 
 
 @pytest.mark.parametrize(
@@ -419,128 +662,9 @@ def test_a_worker_follows_when_its_whole_table_does(
     assert [mode for mode in (K0, K3, ADAPTIVE) if follows(worker, mode)] == done
 
 
-def test_a_process_and_its_children_stand_still_and_go_on():
-    """All of them, however deep, because any of them may keep a core busy."""
-    script = "sleep 60 & echo $!; wait"
-    child = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    grandchild = int(child.stdout.readline())
-    standstill = Standstill(child.pid)
-    try:
-        assert tree(child.pid) == (child.pid, grandchild)
-        standstill.begin()
-        _pid, status = os.waitpid(child.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        standstill.end()
-        _pid, status = os.waitpid(child.pid, os.WCONTINUED)
-        assert os.WIFCONTINUED(status)
-    finally:
-        os.kill(grandchild, signal.SIGKILL)
-        child.kill()
-        child.communicate()
-
-
-def test_a_process_is_found_whatever_its_name(tmp_path: Path):
-    for pid, name, parent in ((2, "a) S 9 (", 1), (3, "b", 2), (4, "c", 9)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 0 0", encoding="utf-8")
-    (tmp_path / "5").mkdir()
-    assert tree(1, tmp_path) == (1, 2, 3)
-
-
-# What is written
-
-
-def cells(*, concurrency: tuple[int, ...] = (1, 4, 16)) -> list[Measured]:
-    return [
-        Measured(
-            cell=Cell(kind=kind, temperature=0.0, concurrency=count),
-            mode=mode,
-            number=number,
-            figures=replace(FIGURES, tokens=100.0 * count + number),
-        )
-        for kind in (Kind.CODE, Kind.HEX)
-        for count in concurrency
-        for number in range(2)
-        for mode in (TARGET_ALONE, K0, K3, ADAPTIVE)
-    ]
-
-
-def test_every_file_says_what_it_was_measured_with():
-    measured = cells()
-    found = summarise(measured, {})
-    written = json.loads(document(plan(), PROVENANCE, found, measured))
-    assert written["provenance"]["command"] == PROVENANCE.command
-    text = markdown(plan(), PROVENANCE, found)
-    for part in (PROVENANCE.command, PROVENANCE.hardware, "abc1234", "vllm 0.32.0", "2026-01-02"):
-        assert part in text
-        assert part in "".join(" ".join(ET.fromstring(speed_chart(PROVENANCE, found)).itertext()).split("\n"))
-    assert "uncommitted" in text
-
-
-def test_the_table_holds_a_line_for_each_mode_of_each_cell():
-    rows = list(csv.DictReader(io.StringIO(table(summarise(cells(), {})))))
-    assert len(rows) == 2 * 3 * 4
-    assert {row["mode"] for row in rows} == {"target alone", "K=0", "K=3", "adaptive"}
-    row = next(row for row in rows if row["mode"] == "adaptive" and row["concurrency"] == "4")
-    assert float(row["adaptive_over_best_fixed"]) == 1.0
-    assert float(row["tokens_per_second"]) == pytest.approx(100.125)
-
-
-def test_json_keeps_every_segment():
-    measured = cells()
-    written = json.loads(document(plan(), PROVENANCE, summarise(measured, {}), measured))
-    assert len(written["segments"]) == len(measured)
-    assert written["segments"][-1]["mode"] == "adaptive"
-
-
-def test_markdown_tables_have_as_many_columns_as_headings():
-    lines = markdown(plan(), PROVENANCE, summarise(cells(), {})).splitlines()
-    heights = [line.count("|") for line in lines if line.startswith("|")]
-    tables = "\n".join(line if line.startswith("|") else "" for line in lines).split("\n\n")
-    for block in filter(None, (block.strip() for block in tables)):
-        assert len({line.count("|") for line in block.splitlines()}) == 1
-    assert heights
-
-
-@pytest.mark.parametrize("chart", [speed_chart, break_even_chart])
-def test_charts_of_little_or_of_one_concurrency_are_whole(chart):
-    for measured in ([], cells(concurrency=(4,)), [segment(K0, 100)]):
-        root = ET.fromstring(chart(PROVENANCE, summarise(measured, {})))
-        assert root.tag.endswith("svg")
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 6), st.floats(0.01, 1e4)), min_size=1, max_size=8, unique_by=lambda p: p[0]
-    )
-)
-def test_every_point_lies_on_its_panel(points: list[tuple[int, float]]):
-    line = Line(
-        name="K=1", style=Style(colour="#000"), points=tuple((2.0**x, y, y, y) for x, y in sorted(points))
-    )
-    drawn = svg("t", "s", [[Panel(title="p", x_label="x", y_label="y", lines=(line,))]])
-    root = ET.fromstring(drawn)
-    width, height = (float(size) for size in root.attrib["viewBox"].split()[2:])
-    circles = [node for node in root.iter() if node.tag.endswith("circle")]
-    assert len(circles) == len(points)
-    assert all(0 < float(node.attrib["cx"]) < width for node in circles)
-    assert all(0 < float(node.attrib["cy"]) < height for node in circles)
-
-
-@given(st.floats(0, 1e5), st.floats(0, 1e5))
-def test_ticks_enclose_what_they_measure(first: float, second: float):
-    low, high = sorted((first, second))
-    found = ticks(low, high)
-    slack = 1e-6 * (high - low) + 1e-6
-    assert found[0] <= low + slack
-    assert found[-1] >= high - slack
-    assert 2 <= len(found) <= 8
-    assert list(found) == sorted(set(found))
-
-
-def test_the_command_shows_its_options_without_starting_anything():
+@pytest.mark.parametrize("module", ["benchmarks.speculation", "benchmarks.speculation.reaction"])
+def test_the_command_shows_its_options_without_starting_anything(module: str):
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.speculation", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True
     )
-    assert "--no-separate-target" in done.stdout
+    assert "--minutes" in done.stdout

@@ -1,0 +1,135 @@
+"""
+Rounds in which every mode was measured once, and the report of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.speculation.bench import SETTLE_SECONDS, SETTLE_STEPS, Segment
+from benchmarks.speculation.plan import ADAPTIVE, Cell, fixed, parse_cell
+from benchmarks.speculation.records import table
+from benchmarks.speculation.verdicts import GOAL, TAIL, Comparison, Verdict, compare
+
+NO_DRAFTS = fixed(0).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Every mode of a cell, measured once."""
+
+    cell: Cell
+    commit: str
+    sitting: str
+    """Differs between starts of the processes."""
+    segments: tuple[Segment, ...]
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        return {segment.mode: segment.speed for segment in self.segments}
+
+
+def parse_round(row: Mapping[str, Any]) -> Round:
+    return Round(
+        cell=parse_cell(row["cell"]),
+        commit=row["commit"],
+        sitting=row["sitting"],
+        segments=tuple(Segment(**segment) for segment in row["segments"]),
+    )
+
+
+def settle_cost(rounds: Iterable[Round], *, replayed: bool) -> float | None:
+    """
+    Mean seconds of work lost in the settling time after a switch to drafting; None without one.
+
+    Args:
+        rounds: of one cell.
+        replayed: after K=0, so that the deferred prefill was replayed; otherwise after another K.
+    """
+    lost = [
+        segment.settle_seconds - segment.settle_tokens / segment.speed
+        for each in rounds
+        for segment in each.segments
+        if segment.mode not in (ADAPTIVE.name, NO_DRAFTS) and segment.speed
+        if segment.after != ADAPTIVE.name and (segment.after == NO_DRAFTS) is replayed
+    ]
+    return mean(lost) if lost else None
+
+
+def markdown(head: Mapping[str, Any], rounds: Sequence[Round]) -> str:
+    """The report; every figure is of the rounds alone."""
+    cells = {each.cell: [other for other in rounds if other.cell == each.cell] for each in rounds}
+    found = {cell: compare([each.speeds for each in group]) for cell, group in cells.items()}
+    verdicts = [comparison.verdict for comparison in found.values()]
+    commits = ", ".join(dict.fromkeys(each.commit for each in rounds))
+    lines = [
+        "# Adaptive control against each fixed number of draft tokens",
+        "",
+        *(f"- {name}: {value}" for name, value in head.items()),
+        f"- commit {commits}; {len({each.sitting for each in rounds})} starts of the processes",
+        "",
+        "One worker process behind the gateway, under the same load throughout.  A round measures adaptive",
+        "and each fixed K once, in random order.  The monitor is given counters and time of its own",
+        f"segments only.  The first {SETTLE_SECONDS} s after each switch, and at least {SETTLE_STEPS} steps,",
+        "are reported apart.  The ratio is adaptive's median over that of the best fixed K, K=0 included,",
+        f"with its {1 - 2 * TAIL:.0%} interval from a bootstrap over rounds: it says nothing about other",
+        f"processes.  Shown: the interval lies at {GOAL} or above; shown otherwise: below.",
+        "",
+        f"Adaptive at {GOAL} of the best fixed K or more: "
+        + ", ".join(
+            f"{verdict} in {verdicts.count(verdict)} of {len(verdicts)} cells" for verdict in Verdict
+        ),
+        "",
+        *table(
+            ("traffic", "concurrency", "pairs", "best", "adaptive / best", "verdict", "adaptive's mean K"),
+            [(*_name(cell), *_compared(found[cell]), _mean_k(group)) for cell, group in cells.items()],
+        ),
+        "",
+        "Tokens per second, medians over rounds:",
+        "",
+    ]
+    names = sorted(rounds[0].speeds) if rounds else []
+    lines += table(
+        ("traffic", "concurrency", *names),
+        [
+            (*_name(cell), *(f"{median(each.speeds[name] for each in group):.0f}" for name in names))
+            for cell, group in cells.items()
+        ],
+    )
+    lines += ["", "Acceptance length with the largest K, and milliseconds lost by a switch to drafting:", ""]
+    lines += table(
+        ("traffic", "concurrency", "acceptance length", "after another K", "after K=0, prefill replayed"),
+        [
+            (
+                *_name(cell),
+                _length(group, names[-1]),
+                *(_ms(settle_cost(group, replayed=replayed)) for replayed in (False, True)),
+            )
+            for cell, group in cells.items()
+        ],
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _name(cell: Cell) -> tuple[str, str]:
+    return cell.kind.label, str(cell.concurrency)
+
+
+def _compared(found: Comparison) -> tuple[str, ...]:
+    interval = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+    return str(found.pairs), found.best, interval, str(found.verdict)
+
+
+def _mean_k(group: Sequence[Round]) -> str:
+    return f"{mean(s.draft_tokens for each in group for s in each.segments if s.mode == ADAPTIVE.name):.2f}"
+
+
+def _length(group: Sequence[Round], name: str) -> str:
+    segments = [segment for each in group for segment in each.segments if segment.mode == name]
+    drafts = sum(segment.drafts for segment in segments)
+    return f"{1 + sum(segment.accepted_tokens for segment in segments) / drafts:.2f}" if drafts else "-"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.0f}"
