@@ -25,7 +25,6 @@ from demo.process import ApplianceProcess
 from demo.training.corpus import load_corpus
 
 OFF, LONGEST = fixed(0), fixed(3)
-PROBING = "probing"
 TOKENS = 96
 WARM_UP_SECONDS = 2.0
 MIXTURE = 400
@@ -107,13 +106,12 @@ async def search(side: Side, stream: Stream, options: Options) -> None:
     states = [drafts_at(change["table"], options.concurrency) for change in changes]
     stays = drafts_at(before[-1]["table"], options.concurrency) if before else True
     flips = sum(state != previous for previous, state in zip([stays, *states], states, strict=False))
-    probes = sum(change["mode"] == PROBING for change in changes)
     for change in changes:
         table = ", ".join(change["table"])
         print(f"   {change['time']}  {change['mode']:<12} {change['reason']:<17} {table}", flush=True)
     minutes = (time.monotonic() - started) / 60
     print(
-        f"{flips} changes between drafting and not drafting in {minutes:.1f} minutes, {probes} probes, "
+        f"{flips} changes between drafting and not drafting in {minutes:.1f} minutes, "
         f"{mean:.0f} tokens/s at concurrency {options.concurrency}"
     )
 
