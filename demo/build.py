@@ -6,7 +6,6 @@ or more on two CPU cores; --target-steps and --draft-steps scale it down for a t
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -15,28 +14,13 @@ import torch
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from appliance.drafts.training.head_shape import HeadShape
-from appliance.drafts.training.small.files import load_head, new_head, save_head
-from appliance.drafts.training.small.target import FrozenTarget
-from appliance.drafts.training.small.trainer import Trainer, plain_batch
-from appliance.drafts.training.training_recipe import TrainingRecipe, learning_rate
 from demo.training.corpus import load_corpus
-from demo.training.on_policy import OnPolicyRecipe, mixed, write_continuations
-from demo.training.target import (
-    TargetRecipe,
-    encode_corpus,
-    save_target,
-    target_config,
-    train_target,
-    windows,
-)
+from demo.training.draft import DraftRecipe, train_draft
+from demo.training.on_policy import OnPolicyRecipe
+from demo.training.target import TargetRecipe, encode_corpus, save_target, target_config, train_target
 from demo.training.tokenizer import train_tokenizer
 
 TARGET_STEPS = 1200
-DRAFT_STEPS = 1000
-PEAK_RATES = (2e-3, 1e-3)
-"""Per round: the first trains on the corpus, the others half on text the target generates."""
-WINDOW = 192
 
 
 class Progress:
@@ -57,58 +41,13 @@ class Progress:
             print(line, flush=True)
 
 
-def build_draft(
-    ids: torch.Tensor, target: LlamaForCausalLM, target_at: Path, draft_at: Path, options: argparse.Namespace
-) -> None:
-    """Train the draft in rounds; it is saved after each."""
-    config = json.loads((target_at / "config.json").read_text(encoding="utf-8"))
-    frozen = FrozenTarget(target.float(), options.device)
-    seed = TrainingRecipe().seed
-    torch.manual_seed(seed)
-    stored = new_head(config, frozen.output) if options.from_round <= 1 else None
-    if stored is None:
-        stored = load_head(draft_at, config, frozen.output)
-    draft_at.mkdir(parents=True, exist_ok=True)
-    for number, peak_rate in enumerate(PEAK_RATES, start=1):
-        if number < options.from_round:
-            continue
-        recipe = TrainingRecipe(steps=options.draft_steps, window=WINDOW, rate=peak_rate, seed=seed)
-        batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=seed + number - 1)
-        if number > 1:
-            own = OnPolicyRecipe(rounds=options.on_policy_rounds, seed=seed + number - 1)
-            progress = Progress(f"text for round {number}")
-            rows = write_continuations(ids, target, recipe.window, own, progress, options.device)
-            batches = mixed(batches, rows, batch=recipe.batch, seed=own.seed)
-        progress = Progress(f"draft, round {number}")
-        trainer = Trainer(stored.head, frozen, recipe, options.device)
-        for step in range(options.draft_steps):
-            rate = learning_rate(step, options.draft_steps, peak_rate)
-            trainer.step(plain_batch(next(batches)), rate)
-            shown = " ".join(f"{value:.2f}" for value in trainer.agreement)
-            progress(step + 1, options.draft_steps, f"agreement {shown}")
-        save_head(stored, draft_at)
-        write_training_record(stored.head.shape, draft_at)
-
-
-def write_training_record(shape: HeadShape, draft_at: Path) -> None:
-    """Record the settings without weights that decide acceptance, for `appliance draft lint`."""
-    record = {
-        "fc_norm": shape.fc_norm,
-        "norm_output": shape.norm_output,
-        "norm_before_fc": shape.norm_before_fc,
-        "aux_layers": list(shape.aux_layers),
-        "trained_context": WINDOW,
-    }
-    (draft_at / "training.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
 def main() -> None:
     """Train and save tokenizer, target and draft, in that order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)
-    parser.add_argument("--draft-steps", type=int, default=DRAFT_STEPS, help="in each round")
-    parser.add_argument("--on-policy-rounds", type=int, default=24)
+    parser.add_argument("--draft-steps", type=int, default=DraftRecipe().steps, help="in each round")
+    parser.add_argument("--on-policy-rounds", type=int, default=OnPolicyRecipe().rounds)
     parser.add_argument(
         "--from-round", type=int, default=0, help="keep the target in --out, and the draft's earlier rounds"
     )
@@ -134,7 +73,12 @@ def main() -> None:
         config = target_config(tokenizer.bos_token_id, tokenizer.eos_token_id)
         target = train_target(ids, config, recipe, Progress("target"), options.device)
         save_target(target, target_at)
-    build_draft(ids, target, target_at, draft_at, options)
+    draft = DraftRecipe(
+        steps=options.draft_steps,
+        on_policy=OnPolicyRecipe(rounds=options.on_policy_rounds),
+        from_round=options.from_round,
+    )
+    train_draft(ids, target, target_at, draft_at, draft, Progress, options.device)
     size = sum(path.stat().st_size for path in options.out.rglob("*.safetensors"))
     print(f"wrote {target_at} and {draft_at}: {size / 2**20:.1f} MiB of weights", flush=True)
 

@@ -1,16 +1,18 @@
 """
-The demo target: a Llama of 8 layers of width 256, trained from scratch.
+The demo target: a Llama trained from scratch, by default of 8 layers of width 256.
 """
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from appliance.drafts.training.small.files import load_checkpoint, save_checkpoint
 from appliance.drafts.training.small.target import mixed_precision
 from appliance.drafts.training.training_recipe import learning_rate
 from demo.training.corpus import Corpus
@@ -28,16 +30,31 @@ class TargetRecipe:
     seed: int = 31
 
 
-def target_config(begin: int, end: int) -> LlamaConfig:
-    """Width, depth and vocabulary of the demo target."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSize:
+    """Sizes of the target; by default those of the demo target."""
+
+    layers: int = 8
+    width: int = 256
+    inner: int = 704
+    heads: int = 8
+    kv_heads: int = 4
+    vocabulary: int = VOCABULARY
+
+
+DEMO_SIZE = TargetSize()
+
+
+def target_config(begin: int, end: int, size: TargetSize = DEMO_SIZE) -> LlamaConfig:
+    """Config of a target with these ids of the first and the last token of a text."""
     return LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.width // size.heads,
         max_position_embeddings=2048,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         rms_norm_eps=1e-5,
@@ -76,14 +93,24 @@ def windows(ids: torch.Tensor, *, batch: int, window: int, seed: int) -> Iterato
             yield rows[order[start : start + batch]]
 
 
+def never() -> bool:
+    return False
+
+
 def train_target(
     ids: torch.Tensor,
     config: LlamaConfig,
     recipe: TargetRecipe,
     report: Callable[[int, int, str], None],
     device: str,
-) -> LlamaForCausalLM:
-    """Train by next-token prediction; `report(step, steps, text)` is called as it goes."""
+    run: Path | None = None,
+    is_stopped: Callable[[], bool] = never,
+) -> LlamaForCausalLM | None:
+    """
+    Train by next-token prediction; `report(step, steps, text)` is called at each step.
+
+    None if `is_stopped` ended it: a call with the same `run`, the directory of its checkpoint, resumes it.
+    """
     torch.manual_seed(recipe.seed)
     model = LlamaForCausalLM(config).float().to(device).train()
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -93,12 +120,20 @@ def train_target(
         lr=recipe.peak_rate,
         betas=(0.9, 0.95),
     )
-    smoothed = 0.0
+    done, smoothed = 0, 0.0
+    if run is not None and (state := load_checkpoint(run)) is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        done, smoothed = state["step"], state["loss"]
     batches = windows(ids, batch=recipe.batch, window=recipe.window, seed=recipe.seed)
-    for step in range(recipe.steps):
+    for step, rows in enumerate(islice(batches, done, recipe.steps), start=done):
+        if run is not None and is_stopped():
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save_checkpoint(run, {**state, "step": step, "loss": smoothed})
+            return None
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe.steps, recipe.peak_rate)
-        batch = next(batches).to(device)
+        batch = rows.to(device)
         with mixed_precision(device):
             logits = model(input_ids=batch, use_cache=False).logits
         loss = functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), batch[:, 1:].flatten())

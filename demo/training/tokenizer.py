@@ -1,5 +1,5 @@
 """
-The demo pair's tokenizer: byte-level BPE of 2,048 entries with a chat template.
+The demo pair's tokenizer: byte-level BPE, by default of 2,048 entries, with a chat template.
 """
 
 from pathlib import Path
@@ -26,7 +26,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: list[str], directory: Path) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: list[str], directory: Path, vocabulary: int = VOCABULARY
+) -> PreTrainedTokenizerFast:
     """Learn the merges from `texts` and write the tokenizer's files to `directory`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -34,7 +36,7 @@ def train_tokenizer(texts: list[str], directory: Path) -> PreTrainedTokenizerFas
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             special_tokens=[BEGIN, END, SYSTEM, USER, ASSISTANT],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
