@@ -59,7 +59,7 @@ class CompletionClient:
         """Open a client; leaving the context aborts requests in flight."""
         async with aiohttp.ClientSession(
             # Every request has its own connection: a kept one may just have been closed by the worker.
-            connector=aiohttp.TCPConnector(force_close=True),
+            connector=aiohttp.TCPConnector(force_close=True, limit=0),
             headers={"Authorization": f"Bearer {token}"},
             timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS),
             trust_env=False,
