@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--step", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sizes = TINY if options.tiny else FULL
-    state = State(options.state or Path(".bench", "gpu-tiny" if options.tiny else "gpu"))
+    state = State((options.state or Path(".bench", "gpu-tiny" if options.tiny else "gpu")).absolute())
     steps = steps_of(sizes)
     if options.step:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -6,14 +6,18 @@
 set -eu
 wheels=$(cd "$1" && pwd)
 shift
+python=${PYTHON:-python3}
 cd "$(dirname "$0")/../.."
 venv=.bench/gpu-venv
+packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+install() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet install --no-index --no-deps "$@"; }
 if [ ! -e "$venv/.installed" ]; then
     rm -rf "$venv"
-    "${PYTHON:-python3}" -m venv --system-site-packages "$venv"
-    pip="$venv/bin/python -m pip --disable-pip-version-check --quiet install --no-index --no-deps"
-    $pip "$wheels"/*.whl
-    $pip --no-build-isolation --editable .
+    "$python" -m venv --system-site-packages "$venv"
+    # If that Python is of a virtual environment itself, a new one would not see its packages.
+    packages "$python" >"$(packages "$venv/bin/python")/machine.pth"
+    install "$wheels"/*.whl
+    install --no-build-isolation --editable .
     touch "$venv/.installed"
 fi
 exec "$venv/bin/python" -m benchmarks.gpu "$@"
