@@ -166,6 +166,50 @@ async def test_costs_are_those_of_steps_with_all_requests_and_the_tables_k(monke
         assert row["tokens"] == pytest.approx(2 * row["batch"])
 
 
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """Steps that start a worker get this one; their slice, and the command lines of the workers."""
+    plans = []
+
+    def serving(plan, _token, logs, _tokens):
+        plans.append(plan)
+        logs.mkdir(parents=True)
+        (logs / "worker.log").write_text(
+            workers.V2_SAYS if plan.environment.get(workers.RUNNER) == "1" else ""
+        )
+        return Engine().running()
+
+    monkeypatch.setattr(workers, "serving", serving)
+    monkeypatch.setattr(workers, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(workers, "load_corpus", lambda: None)
+    monkeypatch.setattr(workers, "held_out_prompts", lambda _corpus, count: ["def f():"] * count)
+    return SimpleNamespace(state=tmp_path), plans
+
+
+def test_plugin_step_tries_every_table_and_names_the_runner(served):
+    part, plans = served
+    found = workers.plugin(TINY, part, runner=1)
+    assert [check["draft_tokens"] for check in found["tables"]] == [0, 1, 3]
+    assert all(map(workers.follows, found["tables"]))
+    assert (found["controllable"], found["runner"]) == (True, 1)
+    assert plans[0].environment[workers.RUNNER] == "0"
+    assert "skipped" in workers.plugin(TINY, part, runner=2)
+    json.dumps(found)
+
+
+def test_costs_step_measures_every_k_at_every_concurrency_without_weights(served):
+    part, plans = served
+    sizes = replace(TINY, measured_seconds=0.01)
+    found = workers.costs(sizes, part, shape=sizes.shapes[0], depth=4)
+    assert [(row["concurrency"], row["draft_tokens"]) for row in found["costs"]] == [
+        (c, k) for c in (1, 4) for k in (0, 1, 3)
+    ]
+    assert plans[0].argv[-2:] == ("--load-format", "dummy")
+    assert found["synthetic"] is None, "the CPU build ends at the first step with synthetic acceptance"
+    assert "synthetic" not in " ".join(plans[0].argv)
+    json.dumps(found)
+
+
 def test_synthetic_acceptance_changes_nothing_else_of_the_plan():
     speculation = {"method": "eagle3", "num_speculative_tokens": 3}
     argv = ("python", "--speculative-config", json.dumps(speculation), "--port", "1")
