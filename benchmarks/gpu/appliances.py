@@ -43,10 +43,12 @@ def drill(sizes: Sizes, part: Slice) -> Found:
 
 def paired(sizes: Sizes, part: Slice) -> Found | None:
     """A sitting of the paired benchmark, which keeps its rounds in a file of its own."""
-    rows = part.state / "paired.jsonl"
+    # Its report names its command, and is published.
+    state = Path(os.path.relpath(part.state))
+    rows = state / "paired.jsonl"
     environment = {**os.environ, **environment_of(sizes)}
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.speculation", *paired_options(sizes, part.state, rows)],
+        [sys.executable, "-m", "benchmarks.speculation", *paired_options(sizes, state, rows)],
         check=True,
         env=environment,
     )

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from appliance.infra import svg
 from benchmarks.gpu.steps import Step
 from benchmarks.gpu.workers import follows
+from benchmarks.speculation.records import table
 
 Results = Mapping[str, Mapping[str, Any]]
 Curves = dict[str, list[tuple[int, float]]]
@@ -22,39 +23,25 @@ WIDTH, HEIGHT, MARGIN, TICKS = 330, 200, 50, 4
 
 def report(steps: Sequence[Step], results: Results, failures: Mapping[str, str]) -> str:
     """Everything that was found, and what was not."""
-    lines = [
-        "# The appliance on a GPU",
-        "",
-        *_machine(results),
-        "",
-        "| Step | State | Seconds |",
-        "|---|---|---|",
-    ]
-    for step in steps:
-        seconds = f"{results[step.name]['seconds']:.0f}" if step.name in results else ""
-        lines.append(f"| `{step.name}` | {_state(step.name, results, failures)} | {seconds} |")
-    lines += [
-        "",
-        *_plugin(results),
-        *_training(results),
-        *_paired(results),
-        *_drill(results),
-        *_costs(results),
-    ]
+    lines = ["# The appliance on a GPU", "", *_machine(results), ""]
+    rows = [(f"`{step.name}`", *_state(step.name, results, failures)) for step in steps]
+    lines += [*table(("step", "state", "seconds, last slice"), rows), ""]
+    for part in (_plugin, _training, _paired, _drill, _costs):
+        lines += part(results)
     for name, reason in failures.items():
         lines += ["", f"## `{name}` failed", "", "```", reason.replace("```", "'''"), "```"]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _state(name: str, results: Results, failures: Mapping[str, str]) -> str:
-    if name in results:
-        skipped = results[name]["found"].get("skipped")
-        return f"not run: {skipped}" if skipped else "done"
-    return "failed" if name in failures else "not run"
+def _state(name: str, results: Results, failures: Mapping[str, str]) -> tuple[str, str]:
+    if name not in results:
+        return "failed" if name in failures else "not run", ""
+    skipped = results[name]["found"].get("skipped")
+    return f"not run: {skipped}" if skipped else "done", f"{results[name]['seconds']:.0f}"
 
 
 def _machine(results: Results) -> list[str]:
-    """One line for each machine, commit and command that steps ran on."""
+    """One line for each machine, commit and command."""
     found: dict[str, list[str]] = {}
     for name, result in results.items():
         machine = result["machine"]
@@ -63,9 +50,8 @@ def _machine(results: Results) -> list[str]:
         line = f"{machine['hardware']}; {commit}; {machine['date']}; `{machine['command']}`"
         found.setdefault(line, []).append(name)
     versions = results["check"]["found"] if "check" in results else {}
-    software = [f"vLLM {versions['vllm']}, torch {versions['torch']}."] if versions else []
-    every = len(found) == 1
-    return [*software, *(line if every else f"{', '.join(names)}: {line}" for line, names in found.items())]
+    software = [f"- vLLM {versions['vllm']}, torch {versions['torch']}"] if versions else []
+    return [*software, *(f"- {', '.join(names)}: {line}" for line, names in found.items())]
 
 
 def _plugin(results: Results) -> list[str]:
@@ -78,15 +64,18 @@ def _plugin(results: Results) -> list[str]:
         if found["runner"] != runner:
             state += f", but the worker ran on V{found['runner']}"
         lines += ["", f"V{runner} model runner: the plugin {state}.", ""]
-        lines += ["| Table | Followed | Steps by K | Acceptance length |", "|---|---|---|---|"]
-        for check in found["tables"]:
-            steps = ", ".join(f"K={k}: {count}" for k, count in check["steps"].items())
-            followed = "yes" if follows(check) else "**no**"
-            length = f"{check['acceptance_length']:.2f}" if check["draft_tokens"] else ""
-            lines.append(f"| K={check['draft_tokens']} | {followed} | {steps} | {length} |")
-    return (
-        ["## The plugin", "", "The committed demo pair, held-out code, greedy.", *lines, ""] if lines else []
-    )
+        rows = [
+            (
+                f"K={check['draft_tokens']}",
+                "yes" if follows(check) else "**no**",
+                ", ".join(f"K={k}: {count}" for k, count in check["steps"].items()),
+                f"{check['acceptance_length']:.2f}" if check["draft_tokens"] else "",
+            )
+            for check in found["tables"]
+        ]
+        lines += table(("table", "followed", "steps", "acceptance length"), rows)
+    about = "The committed demo pair, held-out code, greedy."
+    return ["## The plugin", "", about, *lines, ""] if lines else []
 
 
 def _training(results: Results) -> list[str]:
@@ -172,12 +161,13 @@ def _costs(results: Results) -> list[str]:
         grown = "" if run["depth"] == run["layers"] else ", extrapolated from two smaller depths"
         lines += ["", f"### {shape}, {run['layers']} layers{grown}", "", f"Random weights, {synthetic}.", ""]
         names = ["C", *(f"K={k}, ms" for k in ks), *(f"K={k} pays above" for k in ks[1:])]
-        lines += [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+        rows = []
         for concurrency in sorted({concurrency for concurrency, _k in seconds}):
             row = [seconds.get((concurrency, k)) for k in ks]
             times = ["" if value is None else f"{1000 * value:.2f}" for value in row]
             pays = ["" if value is None or not row[0] else f"{value / row[0]:.2f}" for value in row[1:]]
-            lines.append(f"| {' | '.join([str(concurrency), *times, *pays])} |")
+            rows.append((str(concurrency), *times, *pays))
+        lines += table(names, rows)
     if not lines:
         return []
     about = (

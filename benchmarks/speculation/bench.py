@@ -70,10 +70,6 @@ class Bench:
         """Change the load; running requests end as they are."""
         self._stream.change(traffic=self._traffic[cell.kind], concurrency=cell.concurrency)
 
-    def draft_tokens(self, cell: Cell) -> int:
-        """K of the monitor's table at a cell's batch size."""
-        return draft_tokens_at(self._conductor.table, cell.concurrency)
-
     async def round(self, cell: Cell, number: int) -> tuple[Segment, ...]:
         """Every mode once, under the load of the cell."""
         window = self._plan.window(cell.kind)
@@ -110,30 +106,40 @@ class Bench:
             draft_tokens=sum(k * each.steps for (_, k), each in spent.steps.items()) / max(1, steps),
         )
 
-    async def follow(self, cell: Cell, seconds: float, settled: Callable[[Trace, float], bool]) -> Trace:
+    async def follow(
+        self, before: Cell, after: Cell, seconds: float, settled: Callable[[Trace, float], bool]
+    ) -> tuple[int, Trace]:
         """
-        Change the load and let the monitor decide; returns the trace of K, closed by its end.
+        Change the load and let the monitor decide.
 
         Args:
-            cell: the load from now on.
+            before: the load until now.
+            after: the load from now on.
             seconds: how long.
             settled: ends it earlier, by the trace and the seconds since the change.
+
+        Returns:
+            K for `before` at the change; the trace of K for `after`, closed by its end.
         """
-        # Decisions are made once a tick, and traffic changes at any time.
         start = await self._conductor.switch(ADAPTIVE)
+        # Decisions are made once a tick, and traffic changes at any time.
         start = await self._conductor.adapt(start, random.uniform(0, 1))
-        self.load(cell)
+        self.load(after)
         began = time.perf_counter()
-        trace = [(0.0, self.draft_tokens(cell))]
+        k_before, trace = self._draft_tokens(before), [(0.0, self._draft_tokens(after))]
 
         def done() -> bool:
-            now, k = time.perf_counter() - began, self.draft_tokens(cell)
+            now, k = time.perf_counter() - began, self._draft_tokens(after)
             if k != trace[-1][1]:
                 trace.append((now, k))
             return settled(trace, now)
 
         await self._conductor.adapt(start, seconds, done)
-        return [*trace, (time.perf_counter() - began, trace[-1][1])]
+        return k_before, [*trace, (time.perf_counter() - began, trace[-1][1])]
+
+    def _draft_tokens(self, cell: Cell) -> int:
+        """K of the monitor's table at a cell's batch size."""
+        return draft_tokens_at(self._conductor.table, cell.concurrency)
 
 
 @asynccontextmanager

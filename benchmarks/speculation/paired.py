@@ -89,7 +89,7 @@ def markdown(head: Mapping[str, Any], rounds: Sequence[Round]) -> str:
         "Tokens per second, medians over rounds:",
         "",
     ]
-    names = sorted(rounds[0].speeds) if rounds else []
+    *fixed_names, _adaptive = names = sorted(rounds[0].speeds, key=lambda name: (len(name), name))
     lines += table(
         ("traffic", "concurrency", *names),
         [
@@ -103,7 +103,7 @@ def markdown(head: Mapping[str, Any], rounds: Sequence[Round]) -> str:
         [
             (
                 *_name(cell),
-                _length(group, names[-1]),
+                _length(group, fixed_names[-1]),
                 *(_ms(settle_cost(group, replayed=replayed)) for replayed in (False, True)),
             )
             for cell, group in cells.items()

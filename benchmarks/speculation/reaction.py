@@ -141,13 +141,14 @@ async def measure(
                 bench.load(circle[0])
                 await bench.segment(ADAPTIVE, options.learn)
                 for before, after in pairwise(circle):
-                    was_right = bench.draft_tokens(before) in right_of(speeds[before])
+                    until = settled(right_of(speeds[after]))
+                    k_before, trace = await bench.follow(before, after, options.limit, until)
                     found = Change(
                         before=before,
                         after=after,
-                        trace=await bench.follow(after, options.limit, settled(right_of(speeds[after]))),
+                        trace=trace,
                         speeds=speeds[after],
-                        was_right=was_right,
+                        was_right=k_before in right_of(speeds[before]),
                         commit=commit,
                         sitting=sitting,
                     )

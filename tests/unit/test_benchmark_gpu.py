@@ -15,7 +15,7 @@ from appliance.serving.launch import LaunchPlan
 from appliance.serving.plugin_client import parse_reading
 from appliance.serving.vllm.scheduler_control import SchedulerControl
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import workers
+from benchmarks.gpu import appliances, workers
 from benchmarks.gpu.appliances import paired_options, speeds_of
 from benchmarks.gpu.report import costs_of, plots, report
 from benchmarks.gpu.sizes import FULL, TINY
@@ -226,6 +226,29 @@ def test_paired_benchmark_takes_its_options(tmp_path):
     options = parse(list(paired_options(FULL, tmp_path, tmp_path / "paired.jsonl")))
     assert options.concurrency == [1, 4, 16, 64, 256]
     assert [options.pairs, options.state] == [FULL.pairs, tmp_path / "paired.jsonl"]
+
+
+def test_paired_step_needs_further_sittings_until_all_pairs_are_there(tmp_path, monkeypatch):
+    sizes = replace(TINY, concurrency=(1, 4), pairs=2)
+    segment = {"mode": "K=0", "tokens": 6, "seconds": 2.0}
+
+    def sit(command, *, check, env):
+        """Three of four pairs in the first sitting; a line of the file is its head."""
+        rows = parse(list(command[3:])).state
+        lines = rows.read_text().splitlines() if rows.exists() else ["{}"]
+        pairs = [{"cell": {"concurrency": c}, "segments": [segment]} for c in (1, 1, 4, 4)]
+        left = pairs[len(lines) - 1 :][:3]
+        rows.write_text("".join(line + "\n" for line in [*lines, *map(json.dumps, left)]))
+        rows.with_suffix(".md").write_text("# Pairs")
+        assert check
+        assert env["APPLIANCE_WORKER__MAX_NUM_SEQS"] == "6"
+
+    monkeypatch.setattr(appliances.subprocess, "run", sit)
+    part = SimpleNamespace(state=tmp_path)
+    assert appliances.paired(sizes, part) is None
+    found = appliances.paired(sizes, part)
+    assert found["report"] == "# Pairs"
+    assert [row["speed"] for row in found["speeds"]] == [3.0, 3.0]
 
 
 def cost_run(shape: str, layers: int, depth: int, *seconds: float) -> dict:

@@ -502,6 +502,17 @@ async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
     assert (by_mode["K=0"].draft_tokens, by_mode["K=3"].draft_tokens) == (0, 3)
 
 
+async def test_a_step_that_replays_the_prefill_is_waited_for(monkeypatch):
+    monkeypatch.setattr("benchmarks.speculation.bench.SETTLE_SECONDS", 0.0)
+    worker = FakeWorker()
+    stream = SimpleNamespace(mark=lambda: None, tokens=lambda _begins, _ends: 0)
+    bench = Bench(await started(worker), stream, {}, Plan())
+    before = worker.count
+    await bench.segment(K3, 0.0)
+    # A step with each reading: the switch's, two until it has settled, one at the end.
+    assert worker.count - before == 4
+
+
 def segment(mode: Mode, tokens: int, after: Mode = K1, **changes: object) -> Segment:
     usual = {"seconds": 1.0, "settle_seconds": 0.3, "settle_tokens": round(0.3 * tokens)}
     return Segment(mode=mode.name, after=after.name, tokens=tokens, **usual | changes)
@@ -512,7 +523,8 @@ def round_of(*segments: Segment, cell: Cell = CELL) -> Round:
 
 
 WHOLE = round_of(
-    segment(ADAPTIVE, 110), segment(K0, 100), segment(K1, 90, after=K3), segment(K3, 100, after=K0)
+    *(segment(ADAPTIVE, 110, drafts=10, accepted_tokens=5), segment(K0, 100), segment(K1, 90, after=K3)),
+    segment(K3, 100, after=K0, drafts=20, accepted_tokens=30),
 )
 
 
@@ -555,6 +567,8 @@ def test_the_report_has_a_verdict_for_each_cell():
     assert "shown in 1 of 2 cells, not shown in 0 of 2 cells, shown otherwise in 1 of 2 cells" in text
     assert "| code | 4 | 21 | K=0 | 1.100 (1.100 to 1.100) | shown |" in text
     assert "| base64 | 1 | 20 | K=0 | 0.500 (0.500 to 0.500) | shown otherwise |" in text
+    assert "| code | 4 | 100 | 90 | 100 | 110 |" in text
+    assert "| code | 4 | 2.50 | 0 | 0 |" in text
     for part in ("a machine", "abc1234", "2 starts of the processes"):
         assert part in text
     whole_tables(text)
