@@ -10,6 +10,7 @@ from appliance.audit.entry_types import EntryType
 from appliance.drafts.promotion.promotion import PromotionStage
 from appliance.errors import ERROR_TABLE, Outcome
 from appliance.gateway.attribution import context_bucket
+from appliance.gateway.suspect import Suspicion
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.families import OFTEN
 from appliance.speculation.values import Capability, Reason, SpeculationMode, buckets_up_to
@@ -30,6 +31,7 @@ VALUES = {
     "type": tuple(EntryType),
     "worker": tuple(f"10.0.0.{number}:8000" for number in range(4)),
     "capability": tuple(Capability),
+    "suspicion": tuple(Suspicion),
     "mode": tuple(SpeculationMode),
     "reason": tuple(Reason),
     "batch": buckets_up_to(64),

@@ -243,6 +243,12 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _count("draft_tokens", "tokens the draft model proposed"),
                 _count("accepted_tokens", "draft tokens the target model accepted"),
                 _count("drafts", "proposal rounds"),
+                _text(
+                    "answer_suspect",
+                    "far fewer (`low`) or more (`high`) drafts were accepted than ever for this tenant and "
+                    "prompt template: it may be garbled, or repeat itself",
+                    *("low", "high"),
+                ),
                 _text("finish_reason", "why the model stopped"),
                 _count("ttft_ms", "from the request's arrival to the first byte of the answer"),
                 _count("retries", "workers tried before the one that answered"),

@@ -15,6 +15,7 @@ from appliance.errors import ApplianceError, Outcome, spec_of
 from appliance.gateway.attribution import context_bucket
 from appliance.gateway.call import Call
 from appliance.gateway.capture import NO_CAPTURE, Capture
+from appliance.gateway.suspect import Suspicion
 from appliance.infra.metrics.gaps import Gaps
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
@@ -46,6 +47,7 @@ class Exchange:
     usage: Usage | None = None
     is_counted: bool = False  # whether the worker counted `usage` after it was stopped
     finish_reason: str | None = None
+    suspicion: Suspicion | None = None
     outcome: Outcome | None = None
     status: int = 0
     recorded: bool = False  # whether the outcome's entry was submitted
@@ -145,6 +147,7 @@ def summarise(exchange: Exchange, now: float) -> RequestSummary:
         "queued_ms": _milliseconds(exchange.queued) if exchange.queued else None,
         "ttft_ms": None if first_content_seconds is None else _milliseconds(first_content_seconds),
         "finish_reason": exchange.finish_reason or None,
+        "answer_suspect": exchange.suspicion and str(exchange.suspicion),
         "acceptance_length": usage.acceptance_length and f"{usage.acceptance_length:.3f}",
     }
     if usage.drafts is not None:

@@ -17,6 +17,7 @@ from appliance.gateway.attribution import Attribution
 from appliance.gateway.capture import ContentCaptures
 from appliance.gateway.cost.metering import NO_METERING, Metering
 from appliance.gateway.exchange import Exchange, RequestSummary, summarise
+from appliance.gateway.suspect import SuspectAnswers, Suspicion
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.serving.usage import Usage
@@ -58,12 +59,14 @@ class OutcomeRecorder:
         self._clock = clock
         self._costs = costs
         self._count = count
+        self._suspects = SuspectAnswers()
 
     async def record(self, exchange: Exchange) -> None:
         """Make the outcome durable; the final frame waits for this."""
         await self._audit.confirm(exchange.intent)
         if exchange.capture.is_on:
             exchange.content = await exchange.capture.keep_answer()
+        self._judge(exchange)
         summary = summarise(exchange, self._clock())
         entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **summary.fields)
         exchange.recorded = True
@@ -94,6 +97,8 @@ class OutcomeRecorder:
 
     def _finish(self, exchange: Exchange, reservation: Reservation, now: float) -> None:
         reservation.settle(exchange.charged_tokens)
+        if not exchange.recorded:
+            self._judge(exchange)
         summary, trace = summarise(exchange, now), exchange.trace
         if not exchange.recorded and exchange.capture.is_on:
             self._captures.run_later(self._end_with_content(exchange, now))
@@ -109,6 +114,24 @@ class OutcomeRecorder:
         self._logger.info("request_finished", **logged)
         if trace is not None:
             trace.finish(summary.fields, now)
+
+    def _judge(self, exchange: Exchange) -> None:
+        usage, worker = exchange.final_usage, exchange.worker
+        if usage.drafts is None or usage.rejected_drafts is None or worker is None:
+            return
+        worker_id, model = worker.worker.worker_id, exchange.call.model
+        exchange.suspicion = self._suspects.judge(
+            tenant=exchange.call.caller.tenant.name,
+            model=model,
+            template=exchange.template,
+            worker=worker_id,
+            drafts=usage.drafts,
+            rejected=usage.rejected_drafts,
+        )
+        for suspicion in Suspicion:
+            # An increase from no series at all would not be seen.
+            counter = self._metrics.suspect_answers.labels(model, worker_id, suspicion)
+            counter.inc(exchange.suspicion is suspicion)
 
     async def _end_with_content(self, exchange: Exchange, now: float) -> None:
         try:

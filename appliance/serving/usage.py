@@ -19,6 +19,8 @@ class Usage:
     """None if the worker reported no speculation for this answer."""
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
+    rejected_drafts: int | None = None
+    """Drafts of which no token was accepted."""
 
     @property
     def acceptance_length(self) -> float | None:
@@ -52,6 +54,7 @@ def parse_usage(
     usage = object_of(members["usage"].value) if "usage" in members else {}
     metrics = object_of(members["metrics"].value) if "metrics" in members else {}
     drafting = object_of(metrics.get("speculative_decoding"))
+    histogram = drafting.get("acceptance_histogram")
     return Usage(
         prompt_tokens=count_of(usage.get(prompt)) or 0,
         completion_tokens=count_of(usage.get(completion)) or 0,
@@ -59,6 +62,7 @@ def parse_usage(
         drafts=count_of(drafting.get("num_spec_steps")),
         draft_tokens=count_of(drafting.get("num_draft_tokens")),
         accepted_tokens=count_of(drafting.get("num_accepted_draft_tokens")),
+        rejected_drafts=count_of(histogram[0]) if isinstance(histogram, list) and histogram else None,
     )
 
 

@@ -164,6 +164,15 @@ CASES: tuple[Case, ...] = (
         quiet=40,
     ),
     Case(
+        alert="ApplianceAnswersSuspect",
+        story="two tenants get garbled answers",
+        series={
+            g("appliance_suspect_answers_total", **W1, model="demo", suspicion="low"): "0x30 1x2 2x60",
+            g("appliance_suspect_answers_total", **W1, model="demo", suspicion="high"): "0x100",
+        },
+        quiet=30, fires=35, resolved=60,
+    ),
+    Case(
         alert="ApplianceGatewayDown",
         story="a gateway ends and comes back",
         series={w("up"): "1x30", g("up"): "1x4 0x10 1x10", g("appliance_build_info"): "1x4 _x10 1x10"},

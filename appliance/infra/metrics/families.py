@@ -85,6 +85,12 @@ class Metrics:
         self.accepted_tokens = counter(
             "appliance_accepted_tokens", "Draft tokens that the target model accepted.", "tenant", "model"
         )
+        self.suspect_answers = counter(
+            "appliance_suspect_answers",
+            "Answers of which far fewer (`low`) or more (`high`) drafts were accepted than ever for their "
+            "tenant and prompt template: they may be garbled, or repeat themselves.",
+            "model", "worker", "suspicion",
+        )  # fmt: skip
         self.retries = counter(
             "appliance_retries",
             "Attempts that failed before the first byte and were retried on another worker.", "model",

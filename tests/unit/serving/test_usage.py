@@ -79,6 +79,13 @@ def test_malformed_count_is_not_reported(count: object):
     assert parsed(drafting(num_spec_steps=count)).drafts is None
 
 
+@pytest.mark.parametrize(
+    ("histogram", "rejected"), [([2, 0, 1], 2), ([0], 0), ([], None), ([-1, 3], None), ("21", None)]
+)
+def test_rejected_drafts_are_the_first_of_the_histogram(histogram: object, rejected: int | None):
+    assert parsed(drafting(num_spec_steps=3, acceptance_histogram=histogram)).rejected_drafts == rejected
+
+
 @given(st.dictionaries(st.sampled_from(["usage", "metrics", "choices"]), VALUE))
 def test_any_answer_of_a_worker_is_parsed_or_refused(answer: dict):
     """Counts are always whole numbers of zero or more."""
