@@ -310,6 +310,8 @@ class SimulatedWorker:
             "is_probing": reading.is_probing,
             "batch": reading.batch,
             "step_count": reading.step_count,
+            "busy_seconds": reading.busy_seconds,
+            "catch_up_seconds": reading.catch_up_seconds,
             "steps": [
                 {"batch": bucket, "draft_tokens": k, **asdict(cell)}
                 for (bucket, k), cell in reading.steps.items()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from appliance.speculation.goodput import CORRELATED, Estimate, reached
 from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters
 
-CHANGED = 4.0
-"""Standard deviations between the newest drafts and those before at which the text has changed."""
+CHANGED, SUSPECTED = 4.0, 2.0
+"""Standard deviations from the newest drafts to those before at which the text has, or may have, changed."""
 SPANS = 64
 """Beyond so many spans the older half is merged."""
 SCORES = 64
@@ -33,6 +33,8 @@ class Acceptance:
     """Oldest first."""
     total: SpecDecodeCounters = NO_DRAFTS
     """Their sum: the drafts of the present text."""
+    newest: SpecDecodeCounters = NO_DRAFTS
+    """The newest of them alone, if the text may have changed with them; else all."""
     is_mixed: bool = False
     """Whether the oldest span may also hold drafts of the text before."""
     pair: tuple[SpecDecodeCounters, SpecDecodeCounters] = (NO_DRAFTS, NO_DRAFTS)
@@ -51,15 +53,15 @@ class Acceptance:
 
     def counted(self, drafts: SpecDecodeCounters, *, memory: int, least: int) -> tuple["Acceptance", bool]:
         """
-        The evidence with the drafts of one reading, and whether the text has changed with them.
+        The evidence with the drafts of one reading, and whether the text has or may have changed with them.
 
         `memory` is the maximum of effective drafts kept, `least` the minimum for a verdict.
         """
         if not drafts.drafts:
             return self, False
         after = self._with_score(drafts, 2 * least)
-        spans = (*self.spans, drafts)
-        start = _latest_change(spans, max(1, least // 4), after.overdispersion)
+        spans, few = (*self.spans, drafts), max(1, least // 4)
+        start = _latest_change(spans, few, after.overdispersion)
         spans, is_mixed = spans[start:], self.is_mixed or start > 0
         if is_mixed and sum(span.drafts for span in spans[1:]) >= least:
             spans, is_mixed = spans[1:], False
@@ -70,7 +72,12 @@ class Acceptance:
         while len(spans) > 1 and kept - spans[0].drafts >= most:
             kept -= spans[0].drafts
             spans = spans[1:]
-        return replace(after, spans=spans, total=total_of(spans), is_mixed=is_mixed), start > 0
+        total = total_of(spans)
+        newest = _differing(spans, few, after.overdispersion) or total
+        after = replace(after, spans=spans, total=total, newest=newest, is_mixed=is_mixed)
+        if start > 0:
+            after = replace(after, pair=(NO_DRAFTS, NO_DRAFTS))
+        return after, start > 0 or newest is not total
 
     def _with_score(self, drafts: SpecDecodeCounters, window: int) -> "Acceptance":
         last, current = self.pair
@@ -147,6 +154,19 @@ def _latest_change(spans: tuple[SpecDecodeCounters, ...], least: int, overdisper
             if z > clearest:
                 clearest, start = z, position
     return start
+
+
+def _differing(
+    spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float
+) -> SpecDecodeCounters | None:
+    """The fewest newest spans that can be judged, if they seem to be of another text than those before."""
+    for position in range(len(spans) - 1, 0, -1):
+        newest = total_of(spans[position:])
+        if newest.drafts >= least:
+            older = _Counts(*spans[:position])
+            differs = older.drafts >= least and abs(_z(older, _Counts(newest), overdispersion)) > SUSPECTED
+            return newest if differs else None
+    return None
 
 
 class _Counts:

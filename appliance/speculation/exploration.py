@@ -31,7 +31,7 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
     the promising one may pay.
     """
     current = state.draft_tokens(bucket)
-    gains = {k: state.gain(bucket, k, current, now) for k in state.choices if k != current}
+    gains = {k: state.promised_gain(bucket, k, current, now) for k in state.choices if k != current}
     if not gains:
         return state
     best = max(gains, key=lambda k: gains[k].upper(policy.sure))

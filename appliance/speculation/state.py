@@ -126,9 +126,9 @@ class MonitorState:
         """The batch bucket of most recent engine time."""
         return max(self.use, key=self.use.__getitem__, default=None)
 
-    def gain(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
-        """Logarithm of the tokens per second with K draft tokens over those with another K."""
-        length = self.acceptance.gain(k, instead_of)
+    def promised_gain(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
+        """Logarithm of the tokens per second with K draft tokens over those with another K, by newest drafts."""
+        length = replace(self.acceptance, total=self.acceptance.newest).gain(k, instead_of)
         cost = self.costs.ratio(bucket, k, instead_of, now)
         return Estimate(mean=length.mean - cost.mean, variance=length.variance + cost.variance)
 
@@ -237,7 +237,7 @@ def _lost(state: MonitorState, spans: Mapping[int, Mapping[int, StepCounters]], 
             if k != current:
                 # The first step of a part is not measured; the first that drafts again catches up.
                 seconds = taken.seconds + (taken.seconds_per_step if current else 0.0)
-                lost -= seconds * min(0.0, math.expm1(state.gain(bucket, k, current, now).mean))
+                lost -= seconds * min(0.0, math.expm1(state.promised_gain(bucket, k, current, now).mean))
     return lost
 
 
