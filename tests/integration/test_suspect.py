@@ -79,7 +79,9 @@ def only(process: ApplianceProcess, serving: RunningWorker, stopped: RunningWork
         os.kill(pid, signal.SIGSTOP)
     try:
         healths = {serving: True, stopped: False}
-        wait_for(lambda: all(is_healthy(process, each) is health for each, health in healths.items()), seconds=90)
+        wait_for(
+            lambda: all(is_healthy(process, each) is health for each, health in healths.items()), seconds=90
+        )
         yield
     finally:
         for pid in pids:
