@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,16 @@ from safetensors.torch import load_file, save_file
 
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
 from demo.process import ApplianceProcess
+from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.caller import outcomes
 from tests.integration.speculation_admin import QUIET, Admin, metric, wait_for
-from tests.integration.speculation_traffic import code
 from tests.integration.worker_process import ONE_ENGINE_PROCESS, RunningWorker, WorkerProcess, descendants
 
 pytestmark = pytest.mark.worker
 
 ORDINARY, FAULTY, CLIENTS, TOKENS = 320, 20, 8, 64
-LOOP = "    items.append(item)\n" * 12
+LOOP = "import os\n" * 40
+"""The model continues it for ever."""
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +93,21 @@ def is_healthy(process: ApplianceProcess, worker: RunningWorker) -> bool:
     return bool(Admin(process).worker(worker.url.removeprefix("http://"))["healthy"])
 
 
+def code() -> Callable[[], str]:
+    prompts = cycle(held_out_prompts(load_corpus(), count=64))
+    return lambda: next(prompts)
+
+
 def ask(process: ApplianceProcess, prompts: Callable[[], str], number: int) -> list[str | None]:
     """What the log says of each of so many answers."""
-    before, seeds = len(outcomes(process.data)), count(31)
+    before = len(outcomes(process.data))
 
     def send(prompt: str) -> None:
         body = {"model": "demo-coder", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
         request = urllib.request.Request(
             process.url + "/v1/completions",
-            data=json.dumps({**body, "temperature": 0.7, "seed": next(seeds)}).encode(),
+            # At a higher temperature the demo draft does not pay, so that there would be none.
+            data=json.dumps({**body, "temperature": 0}).encode(),
             headers={"Authorization": f"Bearer {process.key}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as response:
@@ -122,12 +129,10 @@ def test_loops_and_damaged_weights_are_found_within_twenty_answers(gateway, work
         ordinary = ask(gateway, code(), ORDINARY)
         assert set(ordinary) == {None}, ordinary
         loops = ask(gateway, lambda: LOOP, FAULTY)
-        print(loops)
         assert set(loops) == {None, "high"}, loops
         assert counted("high", sound) == loops.count("high")
         assert set(ask(gateway, code(), CLIENTS)) == {None}
     with only(gateway, damaged, sound):
         garbled = ask(gateway, code(), FAULTY)
-        print(garbled)
         assert set(garbled) == {None, "low"}, garbled
         assert (counted("low", damaged), counted("low", sound)) == (garbled.count("low"), 0)
