@@ -15,8 +15,8 @@ from appliance.speculation.state import MonitorPolicy, MonitorState
 
 MOST_STEPS = 12
 """Maximum measured steps of one probe: the next tick decides whether more are worth it."""
-PROMISING_SECONDS = 0.5
-"""Maximum time of a probe that is expected to pay, if that is longer."""
+PROMISING_SECONDS, LONGEST_SECONDS = 0.5, 2.0
+"""A probe that is expected to pay may take more steps for so long; a slow engine takes fewer for any probe."""
 LOAN_SECONDS = 60.0
 """Engine time whose earnings the bank may lend."""
 TURN = 4
@@ -45,7 +45,9 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
         loss = -seconds * min(0.0, math.expm1(gains[k].mean))
         funds = max(0.0, state.bank + (policy.exploration_share * LOAN_SECONDS if is_lending else 0.0))
         # The first step of a part still verifies what the step before it drafted, and is not measured.
-        most = 1 + max(MOST_STEPS, 0 if loss else int(PROMISING_SECONDS / max(seconds, NO_TIME)))
+        rate = 1.0 / max(seconds, NO_TIME)
+        most = MOST_STEPS if loss else max(MOST_STEPS, int(PROMISING_SECONDS * rate))
+        most = 1 + max(LEAST_STEPS, min(most, int(LONGEST_SECONDS * rate)))
         steps = most if loss * most <= funds else int(funds / loss)
         if steps > LEAST_STEPS:
             return replace(
