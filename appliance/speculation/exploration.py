@@ -16,7 +16,7 @@ from appliance.speculation.state import MonitorPolicy, MonitorState
 MOST_STEPS = 12
 """Maximum measured steps of one probe: the next tick decides whether more are worth it."""
 PROMISING_SECONDS, LONGEST_SECONDS = 0.5, 2.0
-"""A probe that is expected to pay may take more steps for so long; a slow engine takes fewer for any probe."""
+"""A probe that is expected to pay may take more steps for so long; on a slow engine any takes fewer."""
 LOAN_SECONDS = 60.0
 """Engine time whose earnings the bank may lend."""
 TURN = 4

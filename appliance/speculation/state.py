@@ -127,7 +127,7 @@ class MonitorState:
         return max(self.use, key=self.use.__getitem__, default=None)
 
     def promised_gain(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
-        """Logarithm of the tokens per second with K draft tokens over those with another, by newest drafts."""
+        """Logarithm of the tokens per second with K draft tokens over those with another, by `newest`."""
         length = replace(self.acceptance, total=self.acceptance.newest).gain(k, instead_of)
         cost = self.costs.ratio(bucket, k, instead_of, now)
         return Estimate(mean=length.mean - cost.mean, variance=length.variance + cost.variance)
