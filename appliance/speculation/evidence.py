@@ -75,8 +75,6 @@ class Acceptance:
         total = total_of(spans)
         newest = _differing(spans, few, after.overdispersion) or total
         after = replace(after, spans=spans, total=total, newest=newest, is_mixed=is_mixed)
-        if start > 0:
-            after = replace(after, pair=(NO_DRAFTS, NO_DRAFTS))
         return after, start > 0 or newest is not total
 
     def _with_score(self, drafts: SpecDecodeCounters, window: int) -> "Acceptance":

@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from appliance.app.worker_process import PLUGIN
 from appliance.drafts.lint.loading import load_pair
-from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, PoolSettings, WorkerSettings
+from appliance.infra.settings import DEMO_TARGET, PoolSettings, WorkerSettings
 from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import plan_launch
 from appliance.serving.plugin_client import SpeculationClient, SpeculationCommand
@@ -40,22 +40,17 @@ STAND_IN = Path(__file__).parents[1] / "suffix_cache"
 
 METHODS = {
     "eagle3": lambda at: (DEMO_TARGET, make_eagle3(at)),
-    "eagle31": lambda _: (DEMO_TARGET, DEMO_DRAFT),
     "draft_model": lambda _: (DEMO_TARGET, DEMO_TARGET),
     "mtp": lambda at: (make_mtp_target(at), None),
     "ngram": lambda _: (DEMO_TARGET, None),
     "suffix": lambda _: (DEMO_TARGET, None),
 }
-"""Target and draft by method; EAGLE 3 and 3.1 are one."""
-
-
-def method_of(name: str) -> str:
-    return "eagle3" if name == "eagle31" else name
+"""Target and draft by method; EAGLE 3.1 has the same name as EAGLE 3, and most other tests serve it."""
 
 
 async def test_every_method_of_the_settings_is_served_here():
     offered = get_args(WorkerSettings.model_fields["method"].annotation)
-    assert {method_of(name) for name in METHODS} == set(offered) - {"none"}
+    assert set(METHODS) == set(offered) - {"none"}
 
 
 class Silent:
@@ -112,7 +107,7 @@ def started(name: str, directory: Path):
     settings = WorkerSettings(
         model=target,
         draft=draft,
-        method=method_of(name),
+        method=name,
         draft_tokens=LARGEST,
         served_name="m",
         device="cpu",
