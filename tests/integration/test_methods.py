@@ -195,4 +195,6 @@ async def test_steps_are_measured_at_each_number(served):
     for draft_tokens in (0, LARGEST):
         await served.measure(draft_tokens)
     steps = (await served.read()).steps
-    assert {k for (batch, k), cell in steps.items() if batch == 1 and cell.steps > 0} >= {0, LARGEST}
+    measured = {k for (batch, k), cell in steps.items() if batch == 1 and cell.steps > 0}
+    # Only full drafts are measured, and those of a suffix are as long as it has a continuation.
+    assert measured > {0} if served.name == "suffix" else measured >= {0, LARGEST}
