@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu-script setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 STAGES := tools lint+types+imports unit parts alone clients tour promises
 
 test: ## Everything CI runs, and how long each stage took
+	@echo "NOT RUN HERE BUT BY make slow: $(SLOW)"
 	@$(PYTHON) tests/stages.py $(STAGES)
 
 quick: check unit contract ## What to run at every change: no worker, no container
@@ -72,9 +73,9 @@ contract: setup-dev ## What every database and gateway has to do alike, on SQLit
 	@$(PYTEST) tests/contract $(SHARED) -m "not worker"
 
 # All there is but what has a stage of its own, so that a new folder cannot be forgotten.
-# The script for machines with a GPU is tried before it is taken to one.
-GPU_SCRIPT := tests/integration/test_gpu_benchmark.py
-PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster --ignore=$(GPU_SCRIPT)
+# Many starts of workers, for what seldom changes: in `make test` they would not fit into CI's time.
+SLOW := $(addprefix tests/integration/test_,gpu_benchmark.py methods.py suspect.py)
+PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster $(SLOW:%=--ignore=%)
 
 integration: interop-tools ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
 	@$(PYTEST) $(PARTS) --ignore=tests/deploy $(SHARED) -m "not alone"
@@ -103,8 +104,8 @@ cluster-smoke: setup-dev ## Its most important tests: install, chat, helm test, 
 cluster-tools: setup-dev ## Build that Kubernetes and Helm from Go modules, once; takes long
 	@$(BIN)/python -m tests.cluster.tools
 
-gpu-script: setup-dev ## The steps of `benchmarks/gpu` on the CPU, with small sizes
-	@$(PYTEST) $(GPU_SCRIPT)
+slow: setup-dev ## Every drafting method, suspect answers, `benchmarks/gpu` on the CPU: what `make test` leaves out
+	@$(PYTEST) $(SLOW)
 
 promises: setup-dev ## Whether every test that docs/promises.yaml names has passed; the end of `make test`
 	@$(BIN)/python -m docs.promises "$$TESTS_PASSED"
