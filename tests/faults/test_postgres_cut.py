@@ -6,9 +6,12 @@ A cut connection leaves a server that goes on; a killed server recovers from its
 
 import asyncio
 import itertools
+import re
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import NamedTuple
 
 import pytest
 from cryptography import x509
@@ -30,17 +33,19 @@ from tests.postgres import PATIENCE_SECONDS, private_postgres
 from tests.timestamp_authority import TimestampAuthority
 
 ENTRIES_AT_ONCE = 3
-REQUESTS = 3
+REQUESTS = 2
 MESSAGE_BYTES = 2**20
-STATEMENTS = (b"Q", b"P")
-"""First byte of a query without parameters, and of one that is sent with them."""
+STATEMENTS = re.compile(rb"[QP]")
+"""A query without parameters, and one that is sent with them."""
+WRITES = re.compile(rb"[QP].{4}\0?\s*(INSERT|UPDATE|COMMIT)", re.DOTALL | re.IGNORECASE)
+"""Those that change something; between others, a server may die as its connection may."""
 
 
 class Way:
     """Passes statements on to the server, up to one of them; then every connection ends."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, statements: re.Pattern[bytes]) -> None:
+        self._port, self._counted = port, statements
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self._statements, self._last, self._is_done, self._end = 0, 0, False, lambda: None
@@ -72,17 +77,22 @@ class Way:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._port))
             except OSError:
                 return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:
+                client.close()
+                continue
             self._open += [client, server]
             threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         with closing(client), closing(server), suppress(OSError):
             while message := client.recv(MESSAGE_BYTES):
-                self._statements += message[:1] in STATEMENTS
-                is_last = message[:1] in STATEMENTS and self._statements == self._last
+                is_counted = self._counted.match(message) is not None
+                self._statements += is_counted
+                is_last = is_counted and self._statements == self._last
                 if not is_last or self._is_done:
                     server.sendall(message)
                     answer = _answer(server)
@@ -115,8 +125,24 @@ def server():
         yield server
 
 
+class End(NamedTuple):
+    """What happens to the server, and at which statements."""
+
+    statements: re.Pattern[bytes]
+    happen: Callable[[], object]
+
+
+@pytest.fixture(params=["cut", "killed"])
+def end(request, server):
+    def kill_and_start() -> None:
+        server.kill()
+        server.start()
+
+    return End(WRITES, kill_and_start) if request.param == "killed" else End(STATEMENTS, lambda: None)
+
+
 @pytest.fixture
-def log(server, tmp_path):
+def log(server, tmp_path, end):
     """A small log, its settings, and a store of it that is reached by a way which can be cut."""
     url = server.new_database()
     upgrade_database(url)
@@ -134,21 +160,10 @@ def log(server, tmp_path):
                     await opened.sink.append(entry_type, **fields)
 
     asyncio.run(record())
-    with closing(whole), closing(Way(server.port)) as way:
+    with closing(whole), closing(Way(server.port, end.statements)) as way:
         there = make_url(url).set(port=way.port).render_as_string()
         with closing(SqlAuditStore(there)) as store:
             yield whole, store, way
-
-
-@pytest.fixture(params=["cut", "killed"])
-def end(request, server):
-    """What happens to the server."""
-
-    def kill_and_start() -> None:
-        server.kill()
-        server.start()
-
-    return kill_and_start if request.param == "killed" else lambda: None
 
 
 def forget(store, table):
@@ -202,7 +217,7 @@ def test_a_time_stamp_is_kept_whole_or_asked_for_again(log, end, tmp_path):
             raise
         assert kept() == [(size, response)]
 
-    at_each_statement(way, end, attempt)
+    at_each_statement(way, end.happen, attempt)
     assert in_doubt == {0, 1}, "a refused one may be there, or not"
 
 
@@ -225,4 +240,4 @@ def test_the_cursor_skips_no_entry(log, end, tmp_path, monkeypatch):
         code, report = judge_stream(tmp_path / "stream", vkey)
         assert (code, report["end"]) == (ExitCode.VALID, size), report
 
-    at_each_statement(way, end, attempt)
+    at_each_statement(way, end.happen, attempt)
