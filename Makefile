@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools cluster-programs bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,8 +101,12 @@ cluster: $(if $(KUBECONFIG),setup-dev,cluster-tools) ## The chart in a Kubernete
 cluster-smoke: setup-dev ## Its most important tests: install, chat, helm test, denied connections
 	@$(PYTEST) tests/cluster/test_install.py tests/cluster/test_denied_flows.py --capture=no
 
-cluster-tools: setup-dev ## Build that Kubernetes and Helm from Go modules, once; takes long
-	@$(BIN)/python -m tests.cluster.tools
+cluster-tools: ## Build that Kubernetes and Helm from Go modules, once; takes long
+	@$(MAKE) --no-print-directory -j2 setup-dev cluster-programs
+
+# Needs no environment, so that the compiler works while packages are fetched.
+cluster-programs:
+	@$(PYTHON) -m tests.cluster.tools
 
 slow: setup-dev ## Every drafting method, suspect answers, `benchmarks/gpu` on the CPU: what `make test` leaves out
 	@$(PYTEST) $(SLOW)
