@@ -1,4 +1,4 @@
-"""Run make targets one after the other, also after failures, then print the time and result of each."""
+"""Run stages one after the other, also after failures, then print the time and result of each."""
 
 import os
 import resource
@@ -15,7 +15,8 @@ def main(stages: Sequence[str]) -> int:
         environment = {**os.environ, "TESTS_PASSED": passed}  # read by tests/conftest.py and `make promises`
         for stage in stages:
             began, used = time.monotonic(), _cpu_seconds()
-            command = ["make", "--no-print-directory", *stage.split("+")]
+            targets = stage.split("+")
+            command = ["make", "--no-print-directory", f"--jobs={len(targets)}", *targets]
             code = subprocess.run(command, env=environment, check=False).returncode
             rows.append((stage, code, time.monotonic() - began, _cpu_seconds() - used))
     failed = any(code for _, code, _, _ in rows)
