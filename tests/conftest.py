@@ -2,10 +2,12 @@
 Conditions of every test: no egress, loopback up, a time limit, no silent skip, one process for each file.
 """
 
+import functools
 import os
 import random
 import re
 import sys
+from asyncio import selector_events
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,23 @@ hypothesis.settings.load_profile("appliance")
 
 raise_loopback()
 sys.addaudithook(stay_here)
+
+
+def name_transports() -> None:
+    """Have the warning of an unclosed transport, which comes tests later, tell where it was opened."""
+    kind: Any = selector_events._SelectorTransport  # type: ignore[attr-defined]
+    opens, shows = kind.__init__, kind.__repr__
+
+    @functools.wraps(opens)
+    def opening(transport: Any, loop: Any, sock: Any, protocol: Any, *more: Any, **named: Any) -> None:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "no test")
+        transport.origin = f"of {type(protocol).__qualname__}, opened in {test}"
+        opens(transport, loop, sock, protocol, *more, **named)
+
+    kind.__init__, kind.__repr__ = opening, lambda transport: f"{shows(transport)} {transport.origin}"
+
+
+name_transports()
 
 pytest_plugins = ("tests.leaks", "tests.foreign")
 

@@ -1,6 +1,7 @@
 """No test is left out of the run without notice, and tests of one group share a process."""
 
 import ast
+import asyncio
 import os
 import re
 import subprocess
@@ -91,3 +92,14 @@ def test_the_names_of_passed_tests_are_recorded_once(tmp_path):
     names = [line for file in passed.iterdir() for line in file.read_text().splitlines()]
     passes = ["test_recorded.py::test_passes"] * 3
     assert sorted(names) == [*passes, "test_recorded.py::test_without_parameters"]
+
+
+async def test_an_unclosed_transport_tells_where_it_was_opened():
+    """Its warning comes when its memory is collected, in any later test."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    async with server:
+        transport, _ = await loop.create_connection(asyncio.Protocol, *server.sockets[0].getsockname())
+        text = repr(transport)
+        transport.close()
+    assert "of Protocol, opened in tests/unit/test_collection.py::test_an_unclosed_transport" in text
