@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
+from appliance.drafts.evaluation.intervals import TAIL
 from benchmarks.speculation.bench import SETTLE_SECONDS, SETTLE_STEPS, Segment
 from benchmarks.speculation.plan import ADAPTIVE, Cell, fixed, parse_cell
 from benchmarks.speculation.records import table
-from benchmarks.speculation.verdicts import GOAL, TAIL, Comparison, Verdict, compare
+from benchmarks.speculation.verdicts import GOAL, Comparison, Verdict, compare
 
 NO_DRAFTS = fixed(0).name
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from appliance.drafts.evaluation.intervals import percentile
 from benchmarks.speculation.bench import (
     Bench,
     add_options,
@@ -43,7 +44,6 @@ from benchmarks.speculation.hindsight import (
 from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, parse_cell
 from benchmarks.speculation.provenance import RESULTS, provenance_of
 from benchmarks.speculation.records import Records, table
-from benchmarks.speculation.verdicts import percentile
 from demo.process import ApplianceProcess
 
 GOOD, MEDIOCRE, USELESS = Kind.CODE, Kind.CHAT, Kind.BASE64

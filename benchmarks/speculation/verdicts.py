@@ -7,21 +7,16 @@ with the one that happened to be best: the lower limit is the least of all, each
 the goal, so no correction is due), the upper one the least of all with the error divided among them.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
-from statistics import median
 
+from appliance.drafts.evaluation.intervals import TAIL, drawn_ratios, percentile, ratio_of_medians
 from benchmarks.speculation.plan import ADAPTIVE
 
 GOAL = 0.95
 LEAST_PAIRS = 20
 """Fewer rounds than this show nothing."""
-DRAWS = 2000
-TAIL = 0.025
-"""Error of each limit of the interval."""
 
 Round = Mapping[str, float]
 """Tokens per second by mode name."""
@@ -55,27 +50,13 @@ class Comparison:
 def compare(rounds: Sequence[Round]) -> Comparison:
     """At least one round, all with the same modes."""
     names = [name for name in rounds[0] if name != ADAPTIVE.name]
-    draw = random.Random(0)
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(DRAWS):
-        chosen = draw.choices(rounds, k=len(rounds))
-        for name in names:
-            ratios[name].append(ratio_of(chosen, name))
-    best = min(names, key=lambda name: ratio_of(rounds, name))
+    pairs = {name: [(each[ADAPTIVE.name], each[name]) for each in rounds] for name in names}
+    drawn = {name: drawn_ratios(found) for name, found in pairs.items()}
+    best = min(names, key=lambda name: ratio_of_medians(pairs[name]))
     return Comparison(
         pairs=len(rounds),
         best=best,
-        ratio=ratio_of(rounds, best),
-        low=min(percentile(found, TAIL) for found in ratios.values()),
-        high=min(percentile(found, 1 - TAIL / len(names)) for found in ratios.values()),
+        ratio=ratio_of_medians(pairs[best]),
+        low=min(percentile(found, TAIL) for found in drawn.values()),
+        high=min(percentile(found, 1 - TAIL / len(names)) for found in drawn.values()),
     )
-
-
-def ratio_of(rounds: Sequence[Round], name: str) -> float:
-    """Adaptive's median over that of one fixed mode."""
-    return median(each[ADAPTIVE.name] for each in rounds) / max(1e-9, median(each[name] for each in rounds))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that at least this share of them does not exceed."""
-    return sorted(values)[max(0, ceil(share * len(values)) - 1)]

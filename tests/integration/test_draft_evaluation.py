@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 from appliance.audit.entry import decode
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.draft import evaluate as command
-from appliance.drafts.evaluation import evaluating, runner
+from appliance.drafts.evaluation import runner, store
 from appliance.drafts.evaluation.arms import Arm, Served, choose_prompts
 from appliance.drafts.evaluation.evaluating import (
     Comparison,
@@ -205,17 +205,17 @@ class SharedWorkers:
         self._lent: set[tuple[str, ...]] = set()
 
     @asynccontextmanager
-    async def lend(self, arm: Arm, plan: LaunchPlan, **more: Any) -> AsyncIterator[EvaluationWorker]:
+    async def lend(self, name: str, plan: LaunchPlan, **more: Any) -> AsyncIterator[EvaluationWorker]:
         serves = tuple(plan.argv[plan.argv.index(name) + 1] for name in ("--model",))
         serves += tuple(word for word in plan.argv if word.startswith('{"method"'))
         if serves not in self._kept:
             await self._make_room()
             stack = AsyncExitStack()
-            self._kept[serves] = stack, await stack.enter_async_context(run_worker(arm, plan, **more))
+            self._kept[serves] = stack, await stack.enter_async_context(run_worker(name, plan, **more))
         self._kept.move_to_end(serves)
         self._lent.add(serves)
         try:
-            yield replace(self._kept[serves][1], arm=arm)
+            yield self._kept[serves][1]
         finally:
             self._lent.discard(serves)
 
@@ -234,7 +234,7 @@ async def shared():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "run_worker", shared.lend)
         # The token that the kept workers were started with.
-        patch.setattr(evaluating, "secrets", SimpleNamespace(token_hex=lambda _count: "0" * 64))
+        patch.setattr(store, "secrets", SimpleNamespace(token_hex=lambda _count: "0" * 64))
         yield shared
     await shared.close()
     left = [each for each in psutil.Process().children(recursive=True) if each not in before]

@@ -17,6 +17,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.drafts.evaluation.intervals import percentile
 from appliance.infra.settings import MonitorSettings
 from appliance.serving.worker import Worker, WorkerId
 from appliance.speculation.state import MonitorState
@@ -47,7 +48,7 @@ from benchmarks.speculation.traffic import (
     prompts_of,
     traffic_of,
 )
-from benchmarks.speculation.verdicts import Verdict, compare, percentile
+from benchmarks.speculation.verdicts import Verdict, compare
 from demo.training.corpus import Corpus
 from tests.fakes import until
 

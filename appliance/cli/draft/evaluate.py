@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -49,6 +49,7 @@ MEMINFO = Path("/proc/meminfo")
 REASON_CHARACTERS = 1000
 """Maximum in the audit log; the report has all reasons."""
 STOPPED_BY_SIGNAL = 130
+Result = TypeVar("Result")
 
 
 def evaluate_draft(
@@ -94,8 +95,9 @@ def evaluate_draft(
     options = EvaluationOptions(
         max_tokens=max_tokens, draft_tokens=settings.worker.draft_tokens, seconds_limit=seconds_limit
     )
-    site = _site(settings, directory, say)
-    evaluation = _run(partial(evaluate, comparison, asked, options, site), say)
+    site = evaluation_site(settings, directory, say)
+    stopped = partial(say, "stopped; no worker is left. Run the command again to continue")
+    evaluation = run_until_signal(partial(evaluate, comparison, asked, options, site), stopped)
     # The audit log records the verdict before the report exists: promotion relies on the report.
     open_journal(settings)(EntryType.DRAFT_EVALUATED, _entry(evaluation))
     path = save_evaluation(directory, evaluation, render_page(evaluation))
@@ -137,7 +139,7 @@ def _read_prompts(
     )
 
 
-def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> EvaluationSite:
+def evaluation_site(settings: Settings, directory: Path, say: Callable[[str], None]) -> EvaluationSite:
     return EvaluationSite(
         directory=directory,
         template=WorkerTemplate(
@@ -155,10 +157,10 @@ def _site(settings: Settings, directory: Path, say: Callable[[str], None]) -> Ev
     )
 
 
-def _run(work: Callable[[], Awaitable[Evaluation]], say: Callable[[str], None]) -> Evaluation:
-    """Evaluate until done or until a signal; no worker keeps running."""
+def run_until_signal(work: Callable[[], Awaitable[Result]], stopped: Callable[[], None]) -> Result:
+    """Measure until done or until a signal, which ends the program; no worker keeps running."""
 
-    async def until_signal() -> Evaluation:
+    async def until_signal() -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101 - this coroutine runs in it
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -168,7 +170,7 @@ def _run(work: Callable[[], Awaitable[Evaluation]], say: Callable[[str], None]) 
     try:
         return asyncio.run(until_signal())
     except asyncio.CancelledError:
-        say("stopped; no worker is left. Run the command again to continue")
+        stopped()
         sys.exit(STOPPED_BY_SIGNAL)
 
 

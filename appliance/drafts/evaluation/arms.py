@@ -46,6 +46,8 @@ class Mode(StrEnum):
 class Served:
     target: Weights
     draft: Weights | None = None
+    method: str | None = None
+    """As `worker.method`; None for `eagle3` with a draft, and `none` without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ LIKELIEST = 5
 """Tokens requested at each position of the target's own answer: two, and room for ties."""
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - what vLLM writes for a token's text where ids are asked for
 
+Asked = TypeVar("Asked")
 Reply = TypeVar("Reply")
 
 
@@ -81,17 +82,19 @@ class CompletionClient:
         }
         if likeliest:
             body |= {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
+        return parse_completion(await self.post("/v1/completions", body), likeliest=likeliest)
+
+    async def post(self, path: str, body: dict[str, Any]) -> str:
+        """Send a request and return the reply; raises `WorkerFailedError` unless its status is 200."""
         try:
-            async with self.session.post(
-                f"{self.url}/v1/completions", json=body, allow_redirects=False
-            ) as response:
+            async with self.session.post(self.url + path, json=body, allow_redirects=False) as response:
                 status, text = response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
             raise WorkerFailedError(f"the worker did not answer: {type(error).__name__}") from error
         # The body of an error may repeat the prompt, so only its status is reported.
         if status != OK:
             raise WorkerFailedError(f"the worker answered {status}; its log is in the evaluation's directory")
-        return parse_completion(text, likeliest=likeliest)
+        return text
 
 
 def parse_completion(text: str, *, likeliest: bool = False) -> Completion:
@@ -117,7 +120,7 @@ def parse_completion(text: str, *, likeliest: bool = False) -> Completion:
 
 
 async def ask_all(
-    ask: Callable[[Prompt], Awaitable[Reply]], prompts: Sequence[Prompt], *, at_once: int
+    ask: Callable[[Asked], Awaitable[Reply]], prompts: Sequence[Asked], *, at_once: int
 ) -> list[Reply]:
     """
     Ask all prompts, `at_once` at a time; return the answers in the order of the prompts.

@@ -4,7 +4,6 @@ One evaluation, from the weights that are compared to the report.
 It writes only into the report's own directory: neither the registry nor a serving worker changes.
 """
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,9 +27,9 @@ from appliance.drafts.evaluation.evaluation_worker import Say, WorkerTemplate
 from appliance.drafts.evaluation.runner import EvaluationOptions, EvaluationRunner
 from appliance.drafts.evaluation.store import (
     FinishedSteps,
+    control_token,
     evaluation_directory,
     evaluation_lock,
-    storage_errors,
 )
 from appliance.drafts.evaluation.verdict import objections, refusal_reasons
 from appliance.drafts.lint.lint import lint_pair
@@ -38,7 +37,6 @@ from appliance.drafts.registry.active_draft import read_active_draft
 from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.training_record import parse_record
 from appliance.errors import DraftRefusedError
-from appliance.infra.files import write_private
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import DeviceKind
 from appliance.serving.weights import Weights, inspect_weights, load_weights
@@ -87,7 +85,7 @@ def open_comparison(
     weights = load_weights(target or settings.model)
     revision = registry.find(candidate)
     mine = load_weights(registry.weights(revision))
-    other = _incumbent(registry, directory, settings, weights.digest, incumbent)
+    other = find_incumbent(registry, directory, settings, weights.digest, incumbent)
     if other is not None and other.digest == mine.digest:
         message = f"{mine.digest} is the draft it would be compared with: there is nothing to evaluate"
         raise DraftRefusedError(f"{message}; name another with --incumbent")
@@ -97,9 +95,10 @@ def open_comparison(
     return Comparison(target=weights, candidate=mine, incumbent=other, objections=found)
 
 
-def _incumbent(
-    registry: DraftRegistry, directory: Path, settings: WorkerSettings, target: str, name: str | None
+def find_incumbent(
+    registry: DraftRegistry, directory: Path, settings: WorkerSettings, target: str, name: str | None = None
 ) -> Weights | None:
+    """The draft `name`, or the one in service for the target of this digest; None if it serves alone."""
     if name == NO_DRAFT:
         return None
     draft = read_active_draft(directory, target).draft if name is None else name
@@ -161,30 +160,24 @@ async def evaluate(
     serving = dict(arms or comparison.arms)
     rounds = split_rounds(data.chosen.prompts)
     incumbent = serving.get(Arm.INCUMBENT)
-    together = incumbent is not None and site.template.holds_two(
-        serving[Arm.CANDIDATE], incumbent, site.available_bytes
+    together = incumbent is not None and site.template.holds(
+        site.available_bytes, serving[Arm.CANDIDATE], incumbent
     )
     schedule = plan_schedule(len(rounds), incumbent=incumbent is not None, together=together)
     home = evaluation_directory(site.directory, comparison.candidate.digest)
-    token, token_file = secrets.token_hex(32), home / "control.token"
-    with evaluation_lock(home):
-        with storage_errors(token_file):
-            write_private(token_file, token + "\n")
-        try:
-            runner = EvaluationRunner(
-                arms=serving,
-                rounds=rounds,
-                options=options,
-                plan=partial(site.template.plan, token_file=token_file),
-                token=token,
-                logs=home / "logs",
-                finished=FinishedSteps(home / WORK, _depends(data, options, site, serving)),
-                say=site.say,
-                clock=site.clock,
-            )
-            results = await runner.run(schedule)
-        finally:
-            token_file.unlink(missing_ok=True)
+    with evaluation_lock(home), control_token(home) as (token, token_file):
+        runner = EvaluationRunner(
+            arms=serving,
+            rounds=rounds,
+            options=options,
+            plan=partial(site.template.plan, token_file=token_file),
+            token=token,
+            logs=home / "logs",
+            finished=FinishedSteps(home / WORK, _depends(data, options, site, serving)),
+            say=site.say,
+            clock=site.clock,
+        )
+        results = await runner.run(schedule)
     return _report(comparison, data, options, site, schedule, results)
 
 

@@ -7,25 +7,27 @@ to it: on a GPU whose memory is taken, the worker fails to start and says so.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.evaluation.arms import Arm, Served
+from appliance.drafts.evaluation.arms import Served
 from appliance.drafts.evaluation.asking import CompletionClient
 from appliance.drafts.lint.pair import language_model
-from appliance.errors import ConfigurationError
+from appliance.errors import ConfigurationError, WorkerFailedError
 from appliance.infra.settings import PoolSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, engine_version, plan_launch
-from appliance.serving.plugin_client import SpeculationClient
+from appliance.serving.plugin_client import SpeculationClient, SpeculationCommand
 from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent, free_port
 from appliance.serving.weights import Weights
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.environment import offline_environment
+from appliance.speculation.values import EngineReading, Reason, SpeculationMode
 
 MODEL = "evaluated"
 PLUGIN = "appliance"
@@ -36,8 +38,11 @@ PROCESS_BYTES = 3 * GIB
 """Memory of a worker on a CPU in addition to weights and KV cache."""
 CPU_NUMBER_BYTES = 4
 GPU_SHARE = 0.98
-"""Maximum share of a GPU's memory for two workers."""
+"""Maximum share of a GPU's memory for all workers."""
 PROGRESS_SECONDS = 10.0
+PLUGIN_SECONDS = 30.0
+ATTEMPTS, PAUSE_SECONDS = 4, 2.0
+"""Of requests to the plugin: on a busy machine the engine may answer too late."""
 Say = Callable[[str], None]
 
 
@@ -49,11 +54,12 @@ class WorkerTemplate:
     python: str
     environment: Mapping[str, str]
     """Of the process that starts them."""
+    largest_batch: int = LARGEST_BATCH
     choose_port: Callable[[str], int] = free_port
 
     def plan(self, served: Served, token_file: Path) -> LaunchPlan:
         """Plan the launch of a worker; raises `ConfigurationError` if the settings do not allow it."""
-        chosen = worker_settings(self.settings, served)
+        chosen = worker_settings(self.settings, served, self.largest_batch)
         return plan_launch(
             chosen,
             python=self.python,
@@ -74,17 +80,18 @@ class WorkerTemplate:
         fields: Mapping[str, Any] = {**target.config, **language_model(target.config)}
         return str(fields.get("dtype") or fields.get("torch_dtype") or "unknown")
 
-    def holds_two(self, first: Served, second: Served, available_bytes: int) -> bool:
+    def holds(self, available_bytes: int, *workers: Served) -> bool:
+        """Whether memory suffices for these workers at a time."""
         if self.device.kind is DeviceKind.GPU:
-            return 2 * self.settings.gpu_memory_fraction <= GPU_SHARE
-        models = (first.target, first.draft, second.target, second.draft)
+            return len(workers) * min(self.settings.gpu_memory_fraction, GPU_SHARE) <= GPU_SHARE
+        models = [weights for served in workers for weights in (served.target, served.draft)]
         tensors = [tensor for weights in models if weights is not None for tensor in weights.tensors.values()]
         parameters = sum(math.prod(tensor.shape) for tensor in tensors)
         process = PROCESS_BYTES + self.settings.cpu_kv_cache_gib * GIB
-        return 2 * process + CPU_NUMBER_BYTES * parameters <= available_bytes
+        return len(workers) * process + CPU_NUMBER_BYTES * parameters <= available_bytes
 
 
-def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
+def worker_settings(settings: WorkerSettings, served: Served, largest_batch: int) -> WorkerSettings:
     """The settings of an evaluation's worker; raises `ConfigurationError` if it would span several nodes."""
     if SEVERAL_NODES in settings.extra_arguments:
         message = "worker.extra_arguments make it one of several nodes, and an evaluation starts its workers"
@@ -93,12 +100,12 @@ def worker_settings(settings: WorkerSettings, served: Served) -> WorkerSettings:
         update={
             "model": served.target.path,
             "draft": served.draft.path if served.draft else None,
-            "method": "eagle3" if served.draft else "none",
+            "method": served.method or ("eagle3" if served.draft else "none"),
             "task": "generate",
             "served_name": MODEL,
             "host": "127.0.0.1",
             "port": 0,
-            "max_num_seqs": min(settings.max_num_seqs, LARGEST_BATCH),
+            "max_num_seqs": min(settings.max_num_seqs, largest_batch),
             "scrape_token_file": None,
             "tls_certificate_file": None,
             "tls_key_file": None,
@@ -131,18 +138,54 @@ def available_memory(meminfo: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWorker:
-    arm: Arm
     worker: Worker
     client: CompletionClient
     speculation: SpeculationClient
 
+    async def set_draft_tokens(self, draft_tokens: int) -> tuple[EngineReading, str]:
+        """Set the number of draft tokens for all batches; return the reading then, and why it cannot be."""
+        reading = await self._read()
+        if reading.controllable and draft_tokens in reading.choices:
+            command = SpeculationCommand(
+                table=((1, reading.largest_batch, draft_tokens),),
+                mode=SpeculationMode.SPECULATIVE if draft_tokens else SpeculationMode.TARGET_ONLY,
+                reason=Reason.OPERATOR_OVERRIDE,
+            )
+            apply = partial(self.speculation.apply, self.worker, command, PLUGIN_SECONDS)
+            reading = await _with_retries(apply)
+        if not reading.controllable:
+            return reading, "; ".join(reading.problems) or "the worker's speculation cannot be controlled"
+        if draft_tokens not in reading.choices:
+            return reading, f"the worker cannot draft {draft_tokens} tokens"
+        return reading, ""
+
+    async def read_since(self, before: EngineReading) -> EngineReading:
+        """Read the plugin; raises `WorkerFailedError` if the engine restarted since `before`."""
+        reading = await self._read()
+        if before.epoch != reading.epoch:
+            raise WorkerFailedError("the worker restarted during the measurement: see its log")
+        return reading
+
+    async def _read(self) -> EngineReading:
+        return await _with_retries(partial(self.speculation.read, self.worker, PLUGIN_SECONDS))
+
+
+async def _with_retries(ask: Callable[[], Awaitable[EngineReading]]) -> EngineReading:
+    """Ask the plugin again if that fails: these requests are idempotent."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await ask()
+        except WorkerFailedError:
+            await asyncio.sleep(PAUSE_SECONDS)
+    return await ask()
+
 
 @asynccontextmanager
 async def run_worker(
-    arm: Arm, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Say
+    name: str, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Say
 ) -> AsyncIterator[EvaluationWorker]:
     """
-    Run a worker while the context lasts; every process of it ends, also on an error or cancellation.
+    Run the worker `name` while the context lasts; every process of it ends, also on an error or cancellation.
 
     If this process is killed, the guardian above the worker ends it (`appliance.serving.guardian`).  Raises
     `WorkerStartError`, which names the reason and the log.
@@ -153,13 +196,13 @@ async def run_worker(
         nonlocal reported
         if progress.seconds - reported >= PROGRESS_SECONDS:
             reported = progress.seconds
-            say(f"{arm}: worker is {progress.phase}, {progress.seconds:.0f} s")
+            say(f"{name}: worker is {progress.phase}, {progress.seconds:.0f} s")
 
     def observe(event: WorkerEvent) -> None:
-        say(f"{arm}: worker {event.kind.replace('_', ' ')}, {event.detail}")
+        say(f"{name}: worker {event.kind.replace('_', ' ')}, {event.detail}")
 
     supervisor = Supervisor(
-        plan, worker=str(arm), log_directory=logs, max_restarts=0, observe=observe, report=report
+        plan, worker=name, log_directory=logs, max_restarts=0, observe=observe, report=report
     )
     task = asyncio.create_task(supervisor.run())
     try:
@@ -170,8 +213,8 @@ async def run_worker(
             ) as client,
             SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as speculation,
         ):
-            worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
-            yield EvaluationWorker(arm=arm, worker=worker, client=client, speculation=speculation)
+            worker = Worker(worker_id=WorkerId(name), url=plan.url)
+            yield EvaluationWorker(worker=worker, client=client, speculation=speculation)
     finally:
         # A second cancellation interrupts these waits; the task's own end then kills what is left.
         try:

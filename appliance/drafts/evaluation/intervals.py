@@ -7,8 +7,10 @@ sums), with Student's quantile for the number of requests.
 """
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
 from appliance.errors import ApplianceError, DraftRefusedError
@@ -26,6 +28,10 @@ NORMAL, EXPANSION = 1.96, 2.372
 """Above 30 degrees of freedom: 1.96 + 2.372 / degrees of freedom."""
 WIDEST = 50.0
 """Maximum half-width of a ratio's interval, as a logarithm: JSON can hold the bounds."""
+DRAWS = 2000
+"""Of a bootstrap."""
+TAIL = 0.025
+"""Error of each limit of an interval."""
 
 
 class EvaluationModel(CanonicalModel):
@@ -88,6 +94,33 @@ def mean_ratio(ratios: Sequence[float]) -> ConfidenceInterval | None:
     mean = sum(logs) / len(logs)
     deviation = _deviation([(value - mean) / len(logs) for value in logs])
     return _ratio(mean, student(len(logs) - 1) * deviation)
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> ConfidenceInterval:
+    """Ratio of the medians of two sides that were measured in the same rounds, at least one."""
+    drawn = drawn_ratios(pairs)
+    low, high = percentile(drawn, TAIL), percentile(drawn, 1 - TAIL)
+    return ConfidenceInterval(value=ratio_of_medians(pairs), low=low, high=high)
+
+
+def drawn_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """
+    Ratios of medians of a bootstrap that draws whole rounds.
+
+    What a machine does to both sides of a round stays together; the draws are the same for equally many
+    rounds.
+    """
+    chance = random.Random(0)  # noqa: S311 - it has to come out the same again
+    return [ratio_of_medians(chance.choices(pairs, k=len(pairs))) for _ in range(DRAWS)]
+
+
+def ratio_of_medians(pairs: Sequence[tuple[float, float]]) -> float:
+    return median(first for first, _ in pairs) / max(1e-9, median(second for _, second in pairs))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that at least this share of them does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def _length(requests: Sequence[RequestDrafts]) -> tuple[float, list[float]]:

@@ -11,8 +11,7 @@ speed by a tenth for their whole life, so the gain of a draft is measured within
 minute, and only gains are compared.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,11 +23,9 @@ from appliance.drafts.evaluation.equality import near_tokens, trail_of
 from appliance.drafts.evaluation.evaluation_results import PromptResult, StepResult, StepTotals
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker, Say, run_worker
 from appliance.drafts.evaluation.store import FinishedSteps
-from appliance.errors import WorkerFailedError
 from appliance.gateway.cost.saving import since
 from appliance.serving.launch import LaunchPlan
-from appliance.serving.plugin_client import SpeculationCommand
-from appliance.speculation.values import EngineReading, Reason, SpeculationMode
+from appliance.speculation.values import EngineReading
 
 MINUTE = 60
 AT_ONCE = 4
@@ -37,9 +34,6 @@ NEAR = 1.0
 """Alternatives to the target's tokens are kept if less likely by at most this (log probability)."""
 WARM_UP_TOKENS = 16
 WARM_UP_PROMPT = 8
-PLUGIN_SECONDS = 30.0
-ATTEMPTS, PAUSE_SECONDS = 4, 2.0
-"""Of requests to the plugin: on a busy machine the engine may answer too late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +98,9 @@ class EvaluationRunner:
                 began = self.clock()
                 first = sum(map(len, self.rounds[: step.number]))
                 asked = PromptRound(number=step.number, first=first, prompts=self.rounds[step.number])
-                result = await measure(workers[step.arm], asked, draft_tokens=self.options.draft_tokens)
+                result = await measure(
+                    step.arm, workers[step.arm], asked, draft_tokens=self.options.draft_tokens
+                )
                 self.finished.keep(result)
                 done[step] = result
                 self._report(step, self.clock() - began, steps - len(done))
@@ -138,28 +134,28 @@ async def warm_up(worker: EvaluationWorker, prompt: Prompt) -> None:
         await worker.client.ask(short, mode, max_tokens=WARM_UP_TOKENS)
 
 
-async def measure(worker: EvaluationWorker, asked: PromptRound, *, draft_tokens: int) -> StepResult:
+async def measure(arm: Arm, worker: EvaluationWorker, asked: PromptRound, *, draft_tokens: int) -> StepResult:
     """Measure one step with at most `draft_tokens` (K) per draft; may raise `WorkerFailedError`."""
-    if worker.arm is Arm.TARGET:
+    if arm is Arm.TARGET:
         own = await ask_all(
             partial(worker.client.ask, mode=Mode.GREEDY, likeliest=True), asked.prompts, at_once=1
         )
-        return StepResult(arm=worker.arm, number=asked.number, answered=_results(Mode.GREEDY, asked, own))
-    before, problem = await _set_draft_tokens(worker, draft_tokens)
+        return StepResult(arm=arm, number=asked.number, answered=_results(Mode.GREEDY, asked, own))
+    before, problem = await worker.set_draft_tokens(draft_tokens)
     greedy = await _ask(worker, Mode.GREEDY, asked.prompts)
     sampled = await _ask(worker, Mode.SAMPLED, asked.prompts)
     answered = (*_results(Mode.GREEDY, asked, greedy), *_results(Mode.SAMPLED, asked, sampled))
     if problem:
-        return StepResult(arm=worker.arm, number=asked.number, answered=answered, problem=problem)
-    paces = _paces(before, await _read(worker))
-    before, problem = await _set_draft_tokens(worker, 0)
+        return StepResult(arm=arm, number=asked.number, answered=answered, problem=problem)
+    paces = _paces(before, await worker.read_since(before))
+    before, problem = await worker.set_draft_tokens(0)
     if not problem:
         # As many at once as with drafts: steps are compared within their batch bucket.
         some = max((len(asked.prompts) + 1) // 2, min(AT_ONCE, len(asked.prompts)))
         await _ask(worker, Mode.GREEDY, asked.prompts[: max(1, some // 2)])
         await _ask(worker, Mode.SAMPLED, asked.prompts[:some])
-        paces += _paces(before, await _read(worker))
-    return StepResult(arm=worker.arm, number=asked.number, answered=answered, paces=paces, problem=problem)
+        paces += _paces(before, await worker.read_since(before))
+    return StepResult(arm=arm, number=asked.number, answered=answered, paces=paces, problem=problem)
 
 
 async def _ask(worker: EvaluationWorker, mode: Mode, prompts: tuple[Prompt, ...]) -> list[Completion]:
@@ -186,40 +182,5 @@ def _results(mode: Mode, asked: PromptRound, answers: list[Completion]) -> tuple
     )
 
 
-async def _set_draft_tokens(worker: EvaluationWorker, draft_tokens: int) -> tuple[EngineReading, str]:
-    """Set the number of draft tokens for all batches; return the reading then, and why it cannot be set."""
-    reading = await _read(worker)
-    if reading.controllable and draft_tokens in reading.choices:
-        command = SpeculationCommand(
-            table=((1, reading.largest_batch, draft_tokens),),
-            mode=SpeculationMode.SPECULATIVE if draft_tokens else SpeculationMode.TARGET_ONLY,
-            reason=Reason.OPERATOR_OVERRIDE,
-        )
-        apply = partial(worker.speculation.apply, worker.worker, command, PLUGIN_SECONDS)
-        reading = await _with_retries(apply)
-    if not reading.controllable:
-        return reading, "; ".join(reading.problems) or "the worker's speculation cannot be controlled"
-    if draft_tokens not in reading.choices:
-        return reading, f"the worker cannot draft {draft_tokens} tokens"
-    return reading, ""
-
-
-async def _read(worker: EvaluationWorker) -> EngineReading:
-    return await _with_retries(partial(worker.speculation.read, worker.worker, PLUGIN_SECONDS))
-
-
-async def _with_retries(ask: Callable[[], Awaitable[EngineReading]]) -> EngineReading:
-    """Ask the plugin again if that fails: these requests are idempotent."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return await ask()
-        except WorkerFailedError:
-            await asyncio.sleep(PAUSE_SECONDS)
-    return await ask()
-
-
 def _paces(before: EngineReading, after: EngineReading) -> tuple[StepTotals, ...]:
-    """Differences of two readings; raises `WorkerFailedError` if the engine restarted between them."""
-    if before.epoch != after.epoch:
-        raise WorkerFailedError("the worker restarted during the measurement: see its log")
     return StepTotals.by_kind(since(after.steps, before.steps))

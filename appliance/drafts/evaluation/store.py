@@ -11,6 +11,7 @@ in progress.
 
 import hashlib
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,13 +117,25 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def evaluation_lock(directory: Path) -> Iterator[None]:
-    """Exclusive for one candidate's evaluation; the kernel releases it if the process is killed."""
+    """Exclusive for what is measured in `directory`; the kernel releases it if the process is killed."""
     with storage_errors(directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             lock = open_locked(directory / ".lock")
         except BlockingIOError as error:
-            message = f"another process evaluates this draft ({directory}): wait for it, or end it"
+            message = f"another process measures here ({directory}): wait for it, or end it"
             raise DraftRefusedError(message) from error
     with lock:
         yield
+
+
+@contextmanager
+def control_token(directory: Path) -> Iterator[tuple[str, Path]]:
+    """A token for the workers of one measurement, and the file that holds it as long as the context."""
+    token, file = secrets.token_hex(32), directory / "control.token"
+    with storage_errors(file):
+        write_private(file, token + "\n")
+    try:
+        yield token, file
+    finally:
+        file.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from appliance.drafts.evaluation.arms import Arm, Prompt, Served, choose_prompts
+from appliance.drafts.evaluation.arms import Prompt, Served, choose_prompts
 from appliance.drafts.evaluation.asking import CompletionClient
 from appliance.drafts.evaluation.evaluating import Comparison, EvaluationSite, HeldOutData
 from appliance.drafts.evaluation.evaluation_worker import EvaluationWorker
@@ -83,7 +83,7 @@ class Programs:
 
     scripts: dict[str, dict[str, Any]]
     """By digest of the draft; that of the target alone by the target's."""
-    holds: bool = True
+    has_room: bool = True
     """Whether two fit into memory."""
     started: list[str] = field(default_factory=list)
 
@@ -112,13 +112,13 @@ class Programs:
     def dtype(self, _target: Weights) -> str:
         return "float32"
 
-    def holds_two(self, *_given: object) -> bool:
-        return self.holds
+    def holds(self, *_given: object) -> bool:
+        return self.has_room
 
 
 @asynccontextmanager
 async def in_thread(
-    arm: Arm, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Callable[[str], None]
+    name: str, plan: LaunchPlan, *, token: str, max_tokens: int, logs: Path, say: Callable[[str], None]
 ) -> AsyncIterator[EvaluationWorker]:
     """Run the program in a thread of this process: it starts at once and cannot die."""
     server = make_server(plan.port, json.loads(plan.argv[-1]))
@@ -131,8 +131,8 @@ async def in_thread(
             ) as client,
             SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as speculation,
         ):
-            worker = Worker(worker_id=WorkerId(str(arm)), url=plan.url)
-            yield EvaluationWorker(arm=arm, worker=worker, client=client, speculation=speculation)
+            worker = Worker(worker_id=WorkerId(name), url=plan.url)
+            yield EvaluationWorker(worker=worker, client=client, speculation=speculation)
     finally:
         server.shutdown()
         server.server_close()

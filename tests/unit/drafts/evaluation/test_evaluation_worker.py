@@ -94,10 +94,10 @@ def test_two_workers_run_together_if_memory_suffices():
     large = replace(TARGET, tensors={"w": TensorInfo(shape=(2**30,), dtype="BF16")})
     pair = Served(target=large, draft=NEW), Served(target=large, draft=NEW)
     # 4 GiB of weights in float32, 1 GiB of KV cache and 3 GiB of libraries, each.
-    assert template().holds_two(*pair, 16 * GIB)
-    assert not template().holds_two(*pair, 16 * GIB - 1)
-    assert not template(device=GPU).holds_two(*pair, 2**50)
-    assert template(WorkerSettings(gpu_memory_fraction=0.45), GPU).holds_two(*pair, 0)
+    assert template().holds(16 * GIB, *pair)
+    assert not template().holds(16 * GIB - 1, *pair)
+    assert not template(device=GPU).holds(2**50, *pair)
+    assert template(WorkerSettings(gpu_memory_fraction=0.45), GPU).holds(0, *pair)
 
 
 def test_available_memory_is_read_from_meminfo():
