@@ -1,0 +1,1 @@
+"""Comparison of drafting methods on a site's own prompts."""
