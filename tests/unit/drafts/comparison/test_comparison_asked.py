@@ -84,7 +84,7 @@ def test_at_most_so_many_prompts_are_chosen_always_the_same():
     "line", ["{", "[]", "7", '{"input": "%s"}', '{"messages": "%s"}', '{"prompt": ["%s"]}']
 )
 def test_other_lines_are_refused_without_their_content(line):
-    with pytest.raises(ConfigurationError, match="^line 2 of the prompts") as caught:
+    with pytest.raises(ConfigurationError, match=r"^line 2 of the prompts") as caught:
         parse_requests('{"prompt": "a"}\n' + line.replace("%s", SECRET), most=9)
     assert SECRET not in str(caught.value)
     with pytest.raises(ConfigurationError, match="has no line"):
