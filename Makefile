@@ -74,7 +74,7 @@ contract: setup-dev ## What every database and gateway has to do alike, on SQLit
 
 # All there is but what has a stage of its own, so that a new folder cannot be forgotten.
 # Many starts of workers, for what seldom changes: in `make test` they would not fit into CI's time.
-SLOW := $(addprefix tests/integration/test_,gpu_benchmark.py methods.py suspect.py)
+SLOW := $(addprefix tests/integration/test_,draft_compare.py gpu_benchmark.py methods.py suspect.py)
 PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster $(SLOW:%=--ignore=%)
 
 integration: interop-tools ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
@@ -108,7 +108,7 @@ cluster-tools: ## Build that Kubernetes and Helm from Go modules, once; takes lo
 cluster-programs:
 	@$(PYTHON) -m tests.cluster.tools
 
-slow: setup-dev ## Every drafting method, suspect answers, `benchmarks/gpu` on the CPU: what `make test` leaves out
+slow: setup-dev ## Every drafting method, their comparison, suspect answers, `benchmarks/gpu` on the CPU: what `make test` leaves out
 	@$(PYTEST) $(SLOW)
 
 promises: setup-dev ## Whether every test that docs/promises.yaml names has passed; the end of `make test`
