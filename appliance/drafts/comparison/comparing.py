@@ -58,7 +58,7 @@ class MethodRunner:
             served = self._load(candidate)
             draft = None if served.draft is None else str(served.draft.path)
             launch = self.site.template.plan(served, token_file)
-            self.site.say(f"{candidate.method}: starting a worker")
+            self.site.say(f"{candidate.name}: starting a worker")
             async with run_worker(
                 candidate.method,
                 launch,
@@ -71,7 +71,7 @@ class MethodRunner:
             return MethodFigures(method=candidate.method, draft=draft, cells=cells)
         except (ConfigurationError, DraftError, WorkerStartError, WorkerFailedError) as error:
             problem = " ".join(str(error).split())
-            self.site.say(f"{candidate.method}: not measured: {problem}")
+            self.site.say(f"{candidate.name}: not measured: {problem}")
             return MethodFigures(method=candidate.method, draft=draft, problem=problem)
 
     def _load(self, candidate: MethodCandidate) -> Served:

@@ -1,5 +1,6 @@
 """A comparison as plain text: table, bars, recommendation.  Pure."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from appliance.drafts.comparison.asked import NO_METHOD
@@ -17,8 +18,19 @@ NUMERIC = range(1, 4)
 
 
 def render_comparison(found: MethodComparison) -> str:
-    parts = [_table(found), _legend(found), _plot(found.methods), _recommendation(found.recommendation)]
+    methods = tuple(_with_labels(found.methods))
+    found = found.model_copy(update={"methods": methods})
+    parts = [_table(found), _legend(found), _plot(methods), _recommendation(found.recommendation)]
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _with_labels(methods: Sequence[MethodFigures]) -> Iterator[MethodFigures]:
+    """Number the drafts of a method after its first."""
+    counts = Counter[str]()
+    for each in methods:
+        counts[each.method] += 1
+        number = counts[each.method]
+        yield each if number == 1 else each.model_copy(update={"method": f"{each.method} ({number})"})
 
 
 def _table(found: MethodComparison) -> list[str]:

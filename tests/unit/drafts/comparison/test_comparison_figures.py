@@ -131,6 +131,21 @@ def test_table_bars_and_settings_are_shown():
     assert lines[-4:] == ["worker:", "  method: eagle3", "  draft: /models/head", "  draft_tokens: 2"]
 
 
+def test_two_drafts_of_one_method_are_told_apart():
+    first, second = cell(1, 1, 0.5, 0.6, 0.7), cell(1, 1, 1.1, 1.2, 1.3)
+    text = render_comparison(
+        comparison(method("eagle3", first, draft="/a/head"), method("eagle3", second, draft="/b/head"))
+    )
+    for line in (
+        "eagle3: draft /a/head",
+        "eagle3 (2): draft /b/head",
+        "  draft: /b/head",
+        "  method: eagle3",
+    ):
+        assert line in text.splitlines()
+    assert "eagle3 (2) at 1, K=1  " in text
+
+
 def test_interval_and_doubt_are_shown():
     text = render_comparison(comparison(method("ngram", cell(1, 1, 0.5, 0.9, 1.5))))
     (bar,) = [line for line in text.splitlines() if "K=1" in line]
