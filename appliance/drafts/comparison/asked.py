@@ -1,5 +1,5 @@
 """
-What a comparison asks, and with which methods.  Pure.
+The plan of a comparison: what it asks of which methods.  Pure.
 
 Every prompt is asked at each number of draft tokens under another `cache_salt`: a prefix cached by one number
 would save the next one its prefill.

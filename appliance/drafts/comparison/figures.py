@@ -1,5 +1,5 @@
 """
-What was measured of each method, and which one to recommend.  Pure.
+Judges what was measured of each method.  Pure.
 
 Two processes of one program may differ in speed by a tenth for their whole life.  So every number of draft
 tokens (K) is compared with K=0 of the same process, round by round, and methods only by these ratios.
