@@ -25,6 +25,7 @@ MINIMUM_SCORES = 32
 CHI_SQUARE_UPPER_QUARTILE = 1.323
 """A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
 MAXIMUM_OVERDISPERSION = 16.0
+NO_PAIR = (NO_DRAFTS, NO_DRAFTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Acceptance:
     """The newest of them alone, if the text may have changed with them; else all."""
     is_mixed: bool = False
     """Whether the oldest span may also hold drafts of the text before."""
-    pair: tuple[SpecDecodeCounters, SpecDecodeCounters] = (NO_DRAFTS, NO_DRAFTS)
+    pair: tuple[SpecDecodeCounters, SpecDecodeCounters] = NO_PAIR
     """The last complete window, and the one that is being counted."""
     scores: tuple[float, ...] = ()
     """Squared z-scores of neighbouring windows."""
@@ -59,9 +60,12 @@ class Acceptance:
         """
         if not drafts.drafts:
             return self, False
-        after = self._with_score(drafts, 2 * least)
+        window = 2 * least
+        after = self._with_score(drafts, window)
         spans, few = (*self.spans, drafts), max(1, least // 4)
         start = _latest_change(spans, few, after.overdispersion)
+        if start:
+            after = self._with_change(_Counts(*spans[:start]), _Counts(*spans[start:]), window)
         spans, is_mixed = spans[start:], self.is_mixed or start > 0
         if is_mixed and sum(span.drafts for span in spans[1:]) >= least:
             spans, is_mixed = spans[1:], False
@@ -86,6 +90,17 @@ class Acceptance:
         if last.drafts:
             scores = (*scores, _z(_Counts(last), _Counts(current), 1.0) ** 2)[-SCORES:]
         return replace(self, pair=(current, NO_DRAFTS), scores=scores)
+
+    def _with_change(self, older: "_Counts", newer: "_Counts", window: int) -> "Acceptance":
+        """
+        The end of a text is not overdispersion, and counts as none of it.
+
+        One of no more than a window is: requests of several kinds take turns like that.
+        """
+        scores = self.scores
+        if older.drafts <= window:
+            scores = (*scores, _z(older, newer, 1.0) ** 2)[-SCORES:]
+        return replace(self, pair=NO_PAIR, scores=scores)
 
     def length(self, k: int) -> Estimate:
         """Acceptance length of K draft tokens."""

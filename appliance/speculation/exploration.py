@@ -11,14 +11,12 @@ from dataclasses import replace
 
 from appliance.speculation.costs import NO_TIME
 from appliance.speculation.goodput import LEAST_STEPS
-from appliance.speculation.state import MonitorPolicy, MonitorState
+from appliance.speculation.state import LOAN_SECONDS, MonitorPolicy, MonitorState
 
 MOST_STEPS = 12
 """Maximum measured steps of one probe: the next tick decides whether more are worth it."""
 PROMISING_SECONDS, LONGEST_SECONDS = 0.5, 2.0
 """A probe that is expected to pay may take more steps for so long; on a slow engine any takes fewer."""
-LOAN_SECONDS = 60.0
-"""Engine time whose earnings the bank may lend."""
 TURN = 4
 """Every so many probes try the next K in turn instead of the most promising one."""
 
@@ -43,7 +41,8 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
     for k, is_lending in candidates:
         seconds = state.step_seconds * math.exp(state.costs.ratio(bucket, k, current, now).mean)
         loss = -seconds * min(0.0, math.expm1(gains[k].mean))
-        funds = max(0.0, state.bank + (policy.exploration_share * LOAN_SECONDS if is_lending else 0.0))
+        loan = policy.exploration_share * LOAN_SECONDS - state.debt if is_lending else 0.0
+        funds = max(0.0, state.bank) + loan
         # The first step of a part still verifies what the step before it drafted, and is not measured.
         rate = 1.0 / max(seconds, NO_TIME)
         most = MOST_STEPS if loss else max(MOST_STEPS, int(PROMISING_SECONDS * rate))

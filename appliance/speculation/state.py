@@ -27,6 +27,8 @@ from appliance.speculation.values import (
 
 BUDGET_SECONDS = 600.0
 """Engine time over which the price of exploration is averaged."""
+LOAN_SECONDS = 60.0
+"""Engine time whose earnings the bank may lend."""
 COLLAPSE_SHARE = 0.2
 """Share of the gain over 1.0 that the draft's record promises under which the draft has collapsed."""
 
@@ -86,7 +88,9 @@ class MonitorState:
     probes: int = 0
     probed_steps: int = 0
     bank: float = 0.0
-    """Engine seconds that exploration may cost now."""
+    """Engine seconds that exploration may cost now; negative if a loan did not cover the last probe."""
+    debt: float = 0.0
+    """Engine seconds that the bank was lent and has not repaid."""
     engine_seconds: float = 0.0
     """Of about the last ten minutes, and those that exploration cost."""
     lost_seconds: float = 0.0
@@ -207,7 +211,11 @@ def _with_steps(
         lost += reading.catch_up_seconds - state.base.catch_up_seconds
     weight = math.exp(-busy / BUDGET_SECONDS)
     recent = math.exp(-busy / policy.recent_seconds)
-    limit = policy.exploration_share * BUDGET_SECONDS
+    earned = policy.exploration_share * busy
+    # Half of it goes on exploring: otherwise nothing would notice that a text returns while there is debt.
+    repaid = min(state.debt, earned / 2)
+    debt, bank = state.debt - repaid, state.bank + earned - repaid - lost
+    lent = min(max(0.0, -bank), policy.exploration_share * LOAN_SECONDS - debt)
     return replace(
         state,
         base=reading,
@@ -222,7 +230,8 @@ def _with_steps(
             }
         ),
         step_seconds=busy / step_count,
-        bank=min(limit, state.bank + policy.exploration_share * busy - lost),
+        bank=min(policy.exploration_share * BUDGET_SECONDS, bank + lent),
+        debt=debt + lent,
         engine_seconds=state.engine_seconds * weight + busy,
         lost_seconds=state.lost_seconds * weight + lost,
     )
@@ -293,6 +302,7 @@ def _adopt(state: MonitorState, reading: EngineReading, policy: MonitorPolicy, n
         largest_batch=reading.largest_batch,
         choices=reading.choices,
         bank=state.bank,
+        debt=state.debt,
         expected_length=reading.expected_length,
         judged_from=now,
         since=state.since,

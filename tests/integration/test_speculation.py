@@ -57,7 +57,10 @@ def test_collapse_stops_drafting_and_code_resumes_it(appliance):
             f"{took:.1f} s and {drafts:.0f} drafts until it stopped: {admin.worker()}"
         )
         assert stop["mode"] == "target_only"
-        wait_for(lambda: not any(k for _first, _last, k in reading(appliance)["table"]), seconds=30)
+        # A larger batch was never measured, and follows a guess of what drafting costs there.
+        wait_for(
+            lambda: not any(k for first, _last, k in reading(appliance)["table"] if first <= 2), seconds=30
+        )
         stopped = reading(appliance)
         explored = metric(appliance, "appliance_speculation_probed_steps", worker="worker-1")
         wait_for(

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
-from appliance.speculation.exploration import LOAN_SECONDS, MOST_STEPS
-from appliance.speculation.state import BUDGET_SECONDS, MonitorState
+from appliance.speculation.exploration import MOST_STEPS
+from appliance.speculation.state import BUDGET_SECONDS, LOAN_SECONDS, MonitorState
 from appliance.speculation.values import (
     EngineReading,
     Reason,
@@ -160,9 +160,10 @@ def test_exploration_stays_within_its_budget(seconds: list[Second], seed: int):
     share, dearest = POLICY.exploration_share, (MOST_STEPS + 1) * ENGINE.seconds(48, 3)
     for tick in live(seconds, seed=seed):
         state = tick.after
-        loan = share * LOAN_SECONDS + dearest
-        assert -loan <= state.bank <= share * BUDGET_SECONDS
-        assert 0.0 <= state.lost_seconds <= share * state.engine_seconds + loan
+        loan = share * LOAN_SECONDS
+        assert -dearest <= state.bank <= share * BUDGET_SECONDS
+        assert 0.0 <= state.debt <= loan + 1e-9
+        assert 0.0 <= state.lost_seconds <= share * state.engine_seconds + loan + dearest
 
 
 @given(HISTORIES, SECONDS, st.integers(0, 99))

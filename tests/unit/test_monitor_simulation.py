@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.scenarios import (
     ENGINES,
     GPU,
     HEX,
+    NOISY,
     POLICY,
     SCENARIOS,
     Scenario,
@@ -27,6 +29,7 @@ from tests.scenarios import (
     steady,
 )
 from tests.simulated_worker import (
+    Acceptance,
     Engine,
     SimulatedWorker,
     Traffic,
@@ -80,6 +83,30 @@ def test_a_collapse_stops_and_its_end_resumes_within_seconds(engine: Engine, lim
     assert max(*stops, *back) <= 30.0
 
 
+@pytest.mark.parametrize("engine", [CPU, NOISY], ids=["cpu", "noisy machine"])
+def test_drafting_resumes_as_soon_after_twenty_collapses_as_after_one(engine: Engine):
+    """Text turns a second after speculation has stopped or resumed, as in the drill; requests differ."""
+    for seed in range(4):
+        texts, turned, took = [CODE], 10.0, []
+
+        def acceptance(now: float, texts: list[Acceptance] = texts) -> Acceptance:
+            factor = 1.0 + 0.1 * random.Random(int(now / 0.4)).gauss(0, 1)
+            return tuple(min(1.0, rate * factor) for rate in texts[-1])
+
+        worker = SimulatedWorker(engine, Traffic(acceptance=acceptance, batch=lambda _now: 2), seed=seed)
+        for before, poll in pairwise(polls(worker, POLICY, 400.0)):
+            drafts = poll.state.mode is SpeculationMode.SPECULATIVE
+            if poll.at < turned or drafts is (texts[-1] is HEX) or poll.state.mode is not before.state.mode:
+                continue
+            took.append(poll.at - 1.0 - turned)
+            turned = poll.at
+            texts.append(HEX if drafts else CODE)
+        resumed = sorted(took[2::2])
+        assert len(resumed) >= 20
+        assert resumed[len(resumed) * 9 // 10] <= 10.0
+        assert resumed[-1] <= 15.0
+
+
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_a_gain_of_a_tenth_is_found_within_a_minute_or_two(engine: Engine):
     """It needs more drafts than a recovery, and exploration has a price."""
@@ -93,14 +120,18 @@ def test_a_gain_of_a_tenth_is_found_within_a_minute_or_two(engine: Engine):
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("weights", [((1, CODE), (1, HEX)), ((3, CODE), (1, HEX))], ids=["1 in 2", "1 in 4"])
 def test_mixed_requests_are_judged_by_their_average(engine, weights):
-    """Hopeless requests in a row rarely stop speculation: drafting stops and starts at most four times."""
-    for seed in range(5, 7):
+    """Hopeless requests in a row rarely stop speculation: once in two minutes at most."""
+    flips, shares = [], []
+    for seed in range(6):
         traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
         run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
         polls = [poll for poll in run.polls if poll.at > 120.0]
         states = [poll.state.draft_tokens(1) > 0 for poll in polls]
-        flips = sum(one is not other for one, other in pairwise(states))
-        assert flips <= 4, seed
+        flips.append(sum(one is not other for one, other in pairwise(states)))
+        best = max(fixed_tokens(engine, traffic, k, 720.0) for k in engine.choices)
+        shares.append(run.tokens / best)
+    assert sum(flips) / len(flips) <= 5
+    assert sum(shares) / len(shares) >= 0.97
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
