@@ -35,7 +35,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 ##@ Check it
 
 # A stage that fails hides no other: all run, then the verdict.  `tools` comes first, since the rest needs it.
-STAGES := tools+lint+types+imports unit parts alone clients tour promises
+STAGES := tools+lint+types+imports unit parts alone clients+tour promises
 
 test: ## Everything CI runs, and how long each stage took
 	@echo "NOT RUN HERE BUT BY make slow: $(SLOW)"
