@@ -158,8 +158,8 @@ def test_every_reading_gives_valid_tables_and_names(seconds: list[Second], seed:
 def test_exploration_stays_within_its_budget(seconds: list[Second], seed: int):
     """Its expected price is at most a hundredth of engine time, a loan, and one probe."""
     share = POLICY.exploration_share
-    # With the first step, which is not measured, and the one that catches up.
-    dearest = (MOST_STEPS + 2) * ENGINE.seconds(48, 3)
+    # With the first step, which is not measured, and the one that catches up; a machine's speed varies.
+    dearest = 1.25 * (MOST_STEPS + 2) * ENGINE.seconds(48, 3)
     for tick in live(seconds, seed=seed):
         state = tick.after
         loan = share * LOAN_SECONDS
