@@ -42,7 +42,7 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
         seconds = state.step_seconds * math.exp(state.costs.ratio(bucket, k, current, now).mean)
         loss = -seconds * min(0.0, math.expm1(gains[k].mean))
         loan = policy.exploration_share * LOAN_SECONDS - state.debt if is_lending else 0.0
-        funds = max(0.0, state.bank + loan)
+        funds = state.bank + max(0.0, loan)
         # The first step of a part still verifies what the step before it drafted, and is not measured.
         rate = 1.0 / max(seconds, NO_TIME)
         most = MOST_STEPS if loss else max(MOST_STEPS, int(PROMISING_SECONDS * rate))

@@ -88,9 +88,9 @@ class MonitorState:
     probes: int = 0
     probed_steps: int = 0
     bank: float = 0.0
-    """Engine seconds that exploration may cost now; negative if a loan did not cover the last probe."""
+    """Engine seconds that exploration may cost now; never negative."""
     debt: float = 0.0
-    """Engine seconds that the bank was lent and has not repaid."""
+    """Engine seconds that it cost beyond them, not yet repaid."""
     engine_seconds: float = 0.0
     """Of about the last ten minutes, and those that exploration cost."""
     lost_seconds: float = 0.0
@@ -212,10 +212,10 @@ def _with_steps(
     weight = math.exp(-busy / BUDGET_SECONDS)
     recent = math.exp(-busy / policy.recent_seconds)
     earned = policy.exploration_share * busy
-    # Half of it goes on exploring: otherwise nothing would notice that a text returns while there is debt.
-    repaid = min(state.debt, earned / 2)
-    debt, bank = state.debt - repaid, state.bank + earned - repaid - lost
-    lent = min(max(0.0, -bank), policy.exploration_share * LOAN_SECONDS - debt)
+    # The more debt, the more is repaid; never all, or nothing would notice that a text has returned.
+    loan = policy.exploration_share * LOAN_SECONDS
+    repaid = min(state.debt, earned * state.debt / (state.debt + loan)) if state.debt else 0.0
+    bank = state.bank + earned - repaid - lost
     return replace(
         state,
         base=reading,
@@ -230,8 +230,8 @@ def _with_steps(
             }
         ),
         step_seconds=busy / step_count,
-        bank=min(policy.exploration_share * BUDGET_SECONDS, bank + lent),
-        debt=debt + lent,
+        bank=min(policy.exploration_share * BUDGET_SECONDS, max(0.0, bank)),
+        debt=state.debt - repaid + max(0.0, -bank),
         engine_seconds=state.engine_seconds * weight + busy,
         lost_seconds=state.lost_seconds * weight + lost,
     )

@@ -120,17 +120,16 @@ def test_a_gain_of_a_tenth_is_found_within_a_minute_or_two(engine: Engine):
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("weights", [((1, CODE), (1, HEX)), ((3, CODE), (1, HEX))], ids=["1 in 2", "1 in 4"])
 def test_mixed_requests_are_judged_by_their_average(engine, weights):
-    """Hopeless requests in a row rarely stop speculation: once in two minutes at most."""
-    flips, shares = [], []
+    """Hopeless requests in a row rarely stop speculation: drafting stops and starts at most four times."""
+    shares = []
     for seed in range(6):
         traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
         run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
         polls = [poll for poll in run.polls if poll.at > 120.0]
         states = [poll.state.draft_tokens(1) > 0 for poll in polls]
-        flips.append(sum(one is not other for one, other in pairwise(states)))
+        assert sum(one is not other for one, other in pairwise(states)) <= 4, seed
         best = max(fixed_tokens(engine, traffic, k, 720.0) for k in engine.choices)
         shares.append(run.tokens / best)
-    assert sum(flips) / len(flips) <= 5
     assert sum(shares) / len(shares) >= 0.97
 
 
