@@ -35,6 +35,21 @@ CPU requests of a worker before and after an upgrade, which replaces all pods of
 The new worker gets most of two cores while it starts, although the old one uses all it is given.  Beside
 three workers and three gateways, two cores have room for the release of the other tests.
 """
+KILL_WHILE_SERVING = """
+import os, signal, time, urllib.request
+until = time.monotonic() + 120
+while time.monotonic() < until:
+    shown = urllib.request.urlopen("http://127.0.0.1:8000/metrics", timeout=10).read().decode()
+    running = [line for line in shown.splitlines() if line.startswith("vllm:num_requests_running")]
+    if any(float(line.split()[-1]) for line in running):
+        time.sleep(0.5)
+        os.kill(-1, signal.SIGKILL)
+        break
+    time.sleep(0.1)
+else:
+    raise SystemExit("gateways send it no streams")
+"""
+"""A worker that has just become ready gets its first requests once the gateways have found it."""
 
 
 def release_values(cpu: str, *, workers: int) -> Values:
@@ -183,8 +198,7 @@ def test_killed_worker_ends_its_streams_visibly_and_new_requests_succeed(pair, k
     """All processes in the container but the supervisor are killed; another worker serves meanwhile."""
     first = serving(pair)[0]["metadata"]["name"]
     with streams(pair.namespace, pair.url, key, tokens=128) as running:
-        further(running, 20)
-        pair.namespace.python(first, "import os, signal; os.kill(-1, signal.SIGKILL)")
+        pair.namespace.python(first, KILL_WHILE_SERVING)
         further(running, 40)
         again = time.time()  # noqa: TID251 - compared with the times of clients
         further(running, 40)
