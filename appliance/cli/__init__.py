@@ -12,6 +12,9 @@ if os.getpid() == 1:
     # The first process of a container has no default action for SIGTERM: a pod deleted during the imports
     # would not end before its grace period does.  Services set their own handlers later.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+    # Images start it blocked: one that was sent while the interpreter started is delivered now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 from collections import UserDict
 from importlib import import_module

@@ -130,7 +130,7 @@ spec:
     - name: gateway
       image: {{ include "appliance.image" (dict "root" . "image" .Values.images.gateway) }}
       imagePullPolicy: {{ .Values.images.pullPolicy }}
-      command: [appliance]
+      command: [env, --block-signal=TERM, appliance]
       args: [gateway, --config, /etc/appliance/appliance.yaml]
       env:
         {{- include "appliance.gatewayEnvironment" . | nindent 8 }}

@@ -108,7 +108,7 @@ spec:
     - name: worker
       image: {{ include "appliance.workerImage" . }}
       imagePullPolicy: {{ .root.Values.images.pullPolicy }}
-      command: [appliance]
+      command: [env, --block-signal=TERM, appliance]
       args: [worker, --config, /etc/appliance/appliance.yaml]
       env:
         {{- include "appliance.workerEnvironment" . | trim | nindent 8 }}
