@@ -37,9 +37,12 @@ three workers and three gateways, two cores have room for the release of the oth
 """
 KILL_WHILE_SERVING = """
 import os, signal, time, urllib.request
-until = time.monotonic() + 120
+token = open("/etc/appliance/control-token/token").read().strip()
+bearer = {"Authorization": "Bearer " + token}
+metrics = urllib.request.Request("http://127.0.0.1:8000/metrics", headers=bearer)
+until = time.monotonic() + 100
 while time.monotonic() < until:
-    shown = urllib.request.urlopen("http://127.0.0.1:8000/metrics", timeout=10).read().decode()
+    shown = urllib.request.urlopen(metrics, timeout=10).read().decode()
     running = [line for line in shown.splitlines() if line.startswith("vllm:num_requests_running")]
     if any(float(line.split()[-1]) for line in running):
         time.sleep(0.5)
