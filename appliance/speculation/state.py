@@ -212,9 +212,9 @@ def _with_steps(
     weight = math.exp(-busy / BUDGET_SECONDS)
     recent = math.exp(-busy / policy.recent_seconds)
     earned = policy.exploration_share * busy
-    # The more debt, the more is repaid; never all, or nothing would notice that a text has returned.
+    # About a third of it at most, or nothing would notice that a text has returned.
     loan = policy.exploration_share * LOAN_SECONDS
-    repaid = min(state.debt, earned * state.debt / (state.debt + loan)) if state.debt else 0.0
+    repaid = min(state.debt, earned * min(0.35, state.debt / (state.debt + loan)))
     bank = state.bank + earned - repaid - lost
     return replace(
         state,
