@@ -95,7 +95,7 @@ def test_an_image_says_how_it_is_run(images, name):
     assert config["User"] == "10001:0"
     assert config["StopSignal"] == "SIGTERM"
     assert set(config["Volumes"]) == {"/var/lib/appliance", "/tmp"}
-    assert config["Entrypoint"] == ["appliance"]
+    assert config["Entrypoint"] == ["env", "--block-signal=TERM", "appliance"]
     assert config["Healthcheck"]["Test"][:2] == ["CMD", "/opt/appliance/bin/python"]
     labels = {
         label.removeprefix("org.opencontainers.image."): said for label, said in config["Labels"].items()
