@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools cluster-programs bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh locks models clean
+.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools cluster-programs bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh docs locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,11 @@ $(VENV)/.installed-$(EXTRA): pyproject.toml $(LOCKS) deploy/install.sh deploy/to
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
-	@sh deploy/install.sh $(PYTHON) $(VENV) dev
+	@sh deploy/install.sh $(PYTHON) $(VENV) dev,docs
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml $(LOCKS) deploy/install.sh
+	@sh deploy/install.sh $(PYTHON) $(VENV) docs
 	@touch $@
 
 ##@ Check it
@@ -145,6 +149,13 @@ bench-refresh: setup-dev ## Age the demo pair, refresh its draft, measure what c
 	@$(BIN)/python -m benchmarks.draft_refresh
 
 ##@ Make its parts
+
+# Offline where the kernel allows it; renamed when it is whole, because a gateway may be serving the former.
+docs: $(VENV)/.installed-docs ## Build the documentation as a site without a network; the gateway serves it at /docs
+	@rm -rf build/docs && offline= && if unshare -rn true 2>/dev/null; then offline="unshare -rn"; fi && \
+	NO_MKDOCS_2_WARNING=1 $$offline $(BIN)/mkdocs build --quiet --strict --site-dir build/docs
+	@rm -rf appliance/api/site && mv build/docs appliance/api/site
+	@echo "built appliance/api/site: open appliance/api/site/index.html, or /docs of a gateway that starts now"
 
 locks: setup-dev ## Resolve the dependencies again and write deploy/locks
 	@$(BIN)/python deploy/lock.py

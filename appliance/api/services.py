@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from appliance.api.console.console import Console
 from appliance.api.refusals import RefusedCallers
@@ -76,6 +77,8 @@ class Services:
     """Checks egress regularly; None if it is off."""
     console: Console | None = None
     """The pages for operators; None unless `console.enabled` is set."""
+    documentation: Path | None = None
+    """The documentation as a site; None if it was not built."""
     promoter: Promoter | None = None
     """Deploys and rolls back drafts; None without a draft registry."""
 

@@ -18,6 +18,7 @@ from appliance.api.batches import render_line
 from appliance.api.console.console import Console
 from appliance.api.console.history import History
 from appliance.api.console.sessions import LoginAttempts, Sessions
+from appliance.api.documentation import find_site
 from appliance.api.refusals import RefusedCallers
 from appliance.api.request_middleware import CLIENT_ID
 from appliance.api.services import Services
@@ -157,6 +158,7 @@ class GatewayRole(GatewayOpener):
                     files=work.files,
                     batches=work.batches,
                     console=console,
+                    documentation=find_site(),
                     promoter=promoter,
                 )
                 yield GatewayParts(

@@ -16,6 +16,7 @@ from starlette.routing import Match, Route
 from appliance.api import admin, batches, files, openai, ops
 from appliance.api.console import pages
 from appliance.api.console.headers import ConsoleHeaders
+from appliance.api.documentation import documentation_routes
 from appliance.api.error_responses import UNEXPECTED_MESSAGE, WRONG_METHOD, error_response, render
 from appliance.api.request_middleware import BodyLimit, PlainPath, RequestIdentity, Stop
 from appliance.api.services import Services
@@ -36,7 +37,10 @@ def create_app(services: Services) -> FastAPI:
 
 def create_admin_app(services: Services) -> FastAPI:
     """The application of the admin listener."""
-    console = () if services.console is None else (pages.router,)
+    console: tuple[APIRouter, ...] = ()
+    if services.console is not None:
+        services.console.templates.globals["has_documentation"] = services.documentation is not None
+        console = (pages.router,)
     routers = (*API_ROUTERS, *ADMIN_ROUTERS, *console)
     # Metrics, probes and administrators are served to the end.
     return _create(services, routers, services.settings.admin_listener, stop=Stop())
@@ -45,12 +49,13 @@ def create_admin_app(services: Services) -> FastAPI:
 def _create(
     services: Services, routers: tuple[APIRouter, ...], settings: ApiSettings, *, stop: Stop
 ) -> FastAPI:
-    # No schema, so no documentation pages either: those load scripts from outside in the browser.
+    # FastAPI's own documentation pages load scripts from outside in the browser.
     app = FastAPI(title="Sovereign serving appliance", openapi_url=None, redirect_slashes=False)
     app.state.services = services
     _know_errors(services.metrics)
     for router in routers:
         app.include_router(router)
+    app.router.routes.extend(documentation_routes(services.documentation))
 
     def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
         return services.gateway.limits.headers(tenant, model)

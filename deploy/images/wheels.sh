@@ -48,6 +48,8 @@ mkdir -p "$directory"
 directory=$(cd "$directory" && pwd)
 for part in build own tools "$@"; do rm -rf "${directory:?}/$part"; done
 
+say "building the documentation, which the gateway serves"
+make --no-print-directory -C "$root" docs PYTHON="$python" >&2
 say "building the appliance's own wheel"
 collect_locked build build
 "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-index --find-links "$directory/build" \

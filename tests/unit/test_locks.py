@@ -47,9 +47,10 @@ def test_a_package_has_one_version_in_all_locks():
         (PROJECT["project"]["optional-dependencies"]["gpu"], ["gateway", "gpu"]),
         (PROJECT["project"]["optional-dependencies"]["hsm"], ["gateway", "hsm"]),
         (PROJECT["project"]["optional-dependencies"]["picker"], ["gateway", "picker"]),
+        (PROJECT["project"]["optional-dependencies"]["docs"], ["gateway", "docs"]),
         (PROJECT["project"]["optional-dependencies"]["dev"], ["gateway", "dev"]),
     ],
-    ids=["build", "gateway", "cpu", "gpu", "hsm", "picker", "dev"],
+    ids=["build", "gateway", "cpu", "gpu", "hsm", "picker", "docs", "dev"],
 )
 def test_locked_versions_are_those_that_the_project_accepts(requirements, locks):
     versions = locked(*locks)
@@ -60,7 +61,7 @@ def test_locked_versions_are_those_that_the_project_accepts(requirements, locks)
 
 def test_every_dependency_of_an_installed_package_is_locked():
     """uv reads the dependencies of one file of a version; the file installed here may have others."""
-    versions = locked("gateway", "cpu", "torch", "dev", "build", "tools")
+    versions = locked("gateway", "cpu", "torch", "docs", "dev", "build", "tools")
     for distribution in importlib.metadata.distributions():
         if canonicalize_name(distribution.name) not in versions:
             continue

@@ -1,5 +1,7 @@
 """The list of routes, and the answer to a defect."""
 
+import asyncio
+import dataclasses
 import io
 import json
 import sys
@@ -142,8 +144,13 @@ async def get(
 ) -> tuple[int, dict[str, str], bytes]:
     sent: list[dict[str, Any]] = []
 
+    received = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        """The request; then the client stays."""
+        for message in received:
+            return message
+        return await asyncio.get_running_loop().create_future()
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
@@ -165,6 +172,20 @@ async def get(
 def test_the_frameworks_documentation_pages_are_off(app: FastAPI):
     """They would load scripts from a content delivery network."""
     assert app.openapi_url is None
+
+
+@pytest.mark.parametrize("create", [create_app, create_admin_app])
+async def test_documentation_is_served_under_its_policy_if_it_was_built(create, services, tmp_path):
+    (tmp_path / "index.html").write_text("<p>Read me</p>", encoding="utf-8")
+    (tmp_path / "content-security-policy.txt").write_text("default-src 'none'\n", encoding="utf-8")
+    app = create(dataclasses.replace(services, documentation=tmp_path))
+    status, headers, body = await get(app, "/docs/index.html")
+    assert (status, body) == (200, b"<p>Read me</p>")
+    assert headers["content-security-policy"] == "default-src 'none'"
+    assert (await get(app, "/docs"))[1]["location"] == "/docs/index.html"
+    status, _, body = await get(app, "/docs/nothing.html")
+    assert (status, json.loads(body)["error"]["code"]) == (404, "route_not_found")
+    assert (await get(create(services), "/docs/index.html"))[0] == 404
 
 
 def routes_of(app: FastAPI) -> set[tuple[str, str]]:
