@@ -853,4 +853,4 @@ def test_alert_has_severity_summary_description_and_runbook(name: str):
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert notes["summary"].endswith(".")
     assert len(notes["description"]) > len("It is broken.")
-    assert notes["runbook"] == f"docs/runbooks/alerts/{name}.md"
+    assert notes["runbook_url"] == f"{{{{ $externalLabels.appliance_docs }}}}/runbooks/alerts/{name}.html"
