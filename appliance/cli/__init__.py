@@ -1,5 +1,5 @@
 """
-The `appliance` command: reads settings, and reports deliberate errors as one line and exit code 1.
+The `appliance` command: reports deliberate errors as one line and exit code 1.
 
 A command's module is imported when the command is called: importing all of them takes seconds.
 """
@@ -18,42 +18,52 @@ if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
 
 from collections import UserDict
 from importlib import import_module
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import typer
-import yaml
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance import __version__
 from appliance.errors import ApplianceError
 from appliance.infra.files import OWNER_ONLY_UMASK
 
-_COMMANDS = {
-    "preflight": "appliance.cli.preflight.command",
-    "up": "appliance.cli.roles",
-    "gateway": "appliance.cli.roles",
-    "worker": "appliance.cli.roles",
-    "picker": "appliance.cli.picker",
-    "worker-kit": "appliance.cli.worker_kit",
-    "status": "appliance.cli.status",
+RUN, OBSERVE, ADMINISTER = "Install and run", "Observe and prove", "Administer"
+COMMANDS = {
+    "preflight": ("cli.preflight.command", RUN, "Check this machine before going live; nothing is changed."),
+    "up": ("cli.roles", RUN, "Run gateway, control and one worker on this machine."),
+    "gateway": ("cli.roles", RUN, "Run the gateway in front of the workers in `pool.urls`."),
+    "worker": ("cli.roles", RUN, "Run one vLLM worker and restart it if it fails."),
+    "picker": (
+        "cli.picker",
+        RUN,
+        "Tell the proxy of others which worker in `pool` each request should go to.",
+    ),
+    "worker-kit": (
+        *("cli.worker_kit", RUN),
+        "Copy the plugin for a vLLM that others start and route to; print what its container needs.",
+    ),
+    "bundle": ("cli.bundle", RUN, "Bundles for sites without internet."),
+    "config": ("cli.config", RUN, "Check the settings and print all of them, with defaults, as YAML."),
+    "version": ("cli", RUN, "Print the version."),
+    "status": ("cli.status", OBSERVE, "Show workers, acceptance length and the audit head, live."),
+    "audit": ("cli.audit", OBSERVE, "Read, export and verify the audit log."),
+    "egress": ("cli.egress", OBSERVE, "Check that egress is blocked."),
+    "cost": ("cli.cost", OBSERVE, "Report the cost of serving, by tenant and model."),
+    "tenant": ("cli.tenants", ADMINISTER, "Manage tenants: models, priority, limits, permissions."),
+    "key": ("cli.keys", ADMINISTER, "Manage tenants' API keys."),
+    "speculation": ("cli.speculation", ADMINISTER, "Show and override speculation."),
+    "workers": ("cli.workers", ADMINISTER, "Show, drain and reload a gateway's workers."),
+    "draft": (
+        *("cli.draft", ADMINISTER),
+        "Draft models: lint, register, harvest, train, evaluate, compare, promote.",
+    ),
 }
-_GROUPS = {
-    "audit": "appliance.cli.audit",
-    "bundle": "appliance.cli.bundle",
-    "cost": "appliance.cli.cost",
-    "draft": "appliance.cli.draft",
-    "egress": "appliance.cli.egress",
-    "key": "appliance.cli.keys",
-    "tenant": "appliance.cli.tenants",
-    "speculation": "appliance.cli.speculation",
-    "workers": "appliance.cli.workers",
-}
+"""By name: module below `appliance`, panel of `--help`, and the first paragraph of its own help."""
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands and groups by name; a value that is a module's name is imported when it is read."""
+    """Commands and groups by name; a module is imported when its command is read."""
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's command or group
         found = super().__getitem__(name)
@@ -67,29 +77,34 @@ class _Commands(UserDict[str, Any]):
 class _Lazy(TyperGroup):
     def __init__(self, *, commands: dict[str, Any], **attributes: Any) -> None:  # noqa: ANN401 - typer's
         super().__init__(**attributes)
-        self.commands = _Commands({**_COMMANDS, **commands, **_GROUPS})
+        assert not commands  # noqa: S101 - all are in the table
+        self.commands = _Commands({name: f"appliance.{module}" for name, (module, _, _) in COMMANDS.items()})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's
+        """List the commands by the table: nothing is imported for it."""
+        self.commands = {
+            name: TyperCommand(name, help=text, rich_help_panel=panel)
+            for name, (_, panel, text) in COMMANDS.items()
+        }
+        super().format_help(ctx, formatter)
 
 
-cli = typer.Typer(
-    name="appliance",
-    help="Serve large language models inside your own walls.",
-    cls=_Lazy,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+cli = typer.Typer(name="appliance", cls=_Lazy, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-@cli.command(name="config")
-def show_config(config: ConfigOption = None, data: DataOption = None) -> None:
-    """Check the settings and print all of them, with defaults, as YAML."""
-    settings = settings_from(config, data)
-    typer.echo(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), nl=False)
+commands = typer.Typer()
+"""Of this module, as the other modules of commands have it."""
 
 
-@cli.command()
+@cli.callback()
+def _group() -> None:
+    """Serve large language models inside your own walls."""
+
+
+@commands.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(installed_version("sovereign-appliance"))
+    typer.echo(__version__)
 
 
 def main() -> None:
