@@ -5,6 +5,8 @@ Queries parse, and name only existing metrics and their labels.
 import json
 import re
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from appliance.errors import ERROR_TABLE, UNEXPECTED
 from deploy.monitoring.source.__main__ import ALL, rendered
 from tests.deploy.monitored_metrics import known_metrics, placeholders
 from tests.deploy.monitoring_files import DASHBOARDS, MONITORING, ROOT, alerts, rules, tool
+from tests.deploy.prometheus import START_SECONDS, Prometheus, prometheus
 from tests.deploy.promql import QueryError, filled_in, labels_of
 
 PAGES = [json.loads(file.read_text(encoding="utf-8")) for file in DASHBOARDS]
@@ -69,6 +72,24 @@ def test_panel_queries_name_existing_metrics_and_labels(panel: dict[str, Any]):
     for target in panel["targets"]:
         has = result(target["expr"])
         assert placeholders(target["legendFormat"]) <= has, target
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory) -> Iterator[Prometheus]:
+    """A Prometheus that has evaluated the rules, and scrapes nothing."""
+    with prometheus(tmp_path_factory.mktemp("empty"), {}) as server:
+        until = time.monotonic() + START_SECONDS
+        while not all(group["evaluationTime"] for group in server.ask("rules")["groups"]):
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        yield server
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_shows_no_value_when_its_series_are_absent(panel: dict[str, Any], empty: Prometheus):
+    """Neither a good value nor a bad one: who reads it must see that nothing is known."""
+    for target in panel["targets"]:
+        assert empty.now(filled_in(target["expr"])) == [], target["expr"]
 
 
 @pytest.mark.parametrize("event", EVENTS)

@@ -2,7 +2,7 @@
 Whether the log is complete and unaltered, and egress is closed.
 """
 
-from deploy.monitoring.source.common import AUDIT_LOG, DAY, EGRESS, JOB, JOBS, quantiles, since, until
+from deploy.monitoring.source.common import AUDIT_LOG, DAY, EGRESS, JOB, JOBS, ZERO, quantiles, since, until
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
 
 STATE = Row(
@@ -153,7 +153,7 @@ ENDS = Row(
             queries=(
                 Query(
                     expr=f"sum by (verdict) (increase(appliance_egress_checks_total{{{JOB}}}[$__range])) "
-                    "or on() vector(0)",
+                    f"or on() {ZERO}",
                     legend="{{verdict}}",
                 ),
             ),

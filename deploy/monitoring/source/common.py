@@ -17,16 +17,20 @@ TENANTS = Variable(name="tenant", label="Tenant", metric=f"appliance_requests_to
 
 YES_NO = {"0": ("ok", "green"), "1": ("failing", "red")}
 DAY = 24 * 3600
+ZERO = f"(0 * max(appliance_build_info{{{JOB}}}))"
+"""0 while gateways are scraped: without them a panel has no data, and must not look as if all were well."""
+ZERO_OF_RULES = f"(0 * max(appliance:workers:count{{{JOB}}}))"
+"""0 while Prometheus also evaluates our rules."""
 
 
 def since(metric: str) -> str:
     """Seconds since a time stamp; -1 if the time stamp is 0 (never)."""
-    return f"max(time() - ({metric}{{{JOB}}} > 0)) or on() vector(-1)"
+    return f"max(time() - ({metric}{{{JOB}}} > 0)) or on() ({ZERO} - 1)"
 
 
 def until(metric: str) -> str:
     """Seconds until a time stamp; -1 if the time stamp is 0 (none)."""
-    return f"min(({metric}{{{JOB}}} > 0) - time()) or on() vector(-1)"
+    return f"min(({metric}{{{JOB}}} > 0) - time()) or on() ({ZERO} - 1)"
 
 
 def quantiles(metric: str, selector: str, *shares: float) -> tuple[Query, ...]:
@@ -77,8 +81,8 @@ EVENTS = (
 
 FIRING = Panel(
     title="Alerts firing",
-    text="Alerts of the appliance that fire now. Each has a page under docs/runbooks/alerts.",
-    queries=(Query(expr='count(ALERTS{alertname=~"Appliance.+",alertstate="firing"}) or on() vector(0)'),),
+    text="Alerts of the appliance that fire now. The `runbook_url` of each opens the page that says what to do.",
+    queries=(Query(expr=f'count(ALERTS{{alertname=~"Appliance.+",alertstate="firing"}}) or on() {ZERO_OF_RULES}'),),
     kind="stat", width=3, height=4, thresholds=((1, "red"),),
 )  # fmt: skip
 EGRESS = Panel(
@@ -88,7 +92,7 @@ EGRESS = Panel(
     queries=(
         Query(
             expr=f'2 * max(appliance_egress_verdict{{{JOB},verdict="open"}}) '
-            f'+ max(appliance_egress_verdict{{{JOB},verdict="closed"}}) or on() vector(0)'
+            f'+ max(appliance_egress_verdict{{{JOB},verdict="closed"}}) or on() {ZERO}'
         ),
     ),
     kind="stat", width=3, height=4,

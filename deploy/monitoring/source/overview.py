@@ -15,6 +15,8 @@ from deploy.monitoring.source.common import (
     TOKENS_GENERATED,
     WORKER,
     WORKERS,
+    ZERO,
+    ZERO_OF_RULES,
     quantiles,
 )
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
@@ -26,7 +28,7 @@ NOW = Row(
         Panel(
             title="Workers up",
             text="Workers that can take requests. If there are fewer than expected, see the dashboard Worker.",
-            queries=(Query(expr=f"count(max by (worker) (appliance_worker_up{{{WORKER}}}) == 1) or on() vector(0)"),),
+            queries=(Query(expr=f"count(max by (worker) (appliance_worker_up{{{WORKER}}}) == 1) or on() {ZERO}"),),
             kind="stat", width=3, height=4, base="red", thresholds=((1, "green"),),
         ),
         Panel(
@@ -39,7 +41,7 @@ NOW = Row(
             title="Error ratio",
             text="Requests of the last hour that failed through a fault of the service, not of the client or a "
             "limit; the installation with the highest ratio. The objective is 0.5 % over a month.",
-            queries=(Query(expr=f"max(appliance:errors:ratio_rate1h{{{JOB}}}) or on() vector(0)"),),
+            queries=(Query(expr=f"max(appliance:errors:ratio_rate1h{{{JOB}}} >= 0) or on() {ZERO_OF_RULES}"),),
             unit="percentunit", kind="stat", width=3, height=4, thresholds=((0.005, "orange"), (0.03, "red")),
         ),
         Panel(
@@ -52,7 +54,7 @@ NOW = Row(
             title="Acceptance length",
             text="Mean tokens per step, over all workers that draft. 1 means that no draft token is accepted. Which "
             "value is good depends on the load: see the dashboard Speculation.",
-            queries=(Query(expr=f"avg(appliance_acceptance_length{{{WORKER}}}) or on() vector(1)"),),
+            queries=(Query(expr=f"avg(appliance_acceptance_length{{{WORKER}}})"),),
             unit="none", kind="stat", width=3, height=4,
         ),
         AUDIT_LOG,

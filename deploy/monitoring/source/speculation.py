@@ -2,7 +2,7 @@
 Speculation: whether it pays, where it does not, and what the monitor decided.
 """
 
-from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODEL, MODELS, WORKER, WORKERS
+from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODEL, MODELS, WORKER, WORKERS, ZERO
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Text
 
 EXPLANATION = """
@@ -116,7 +116,7 @@ DECISIONS = Row(
             "docs/how-to/tune-the-fallback.md.",
             queries=(
                 Query(
-                    expr=f"sum by (reason) (appliance_speculation_changes_total{{{WORKER}}}) or on() vector(0)",
+                    expr=f"sum by (reason) (appliance_speculation_changes_total{{{WORKER}}}) or on() {ZERO}",
                     legend="{{reason}}",
                 ),
             ),
@@ -240,11 +240,11 @@ TOKENS = Row(
             "work.",
             queries=(
                 Query(
-                    expr=f"sum(rate(appliance_draft_tokens_total{{{MODEL}}}[$__rate_interval])) or on() vector(0)",
+                    expr=f"sum(rate(appliance_draft_tokens_total{{{MODEL}}}[$__rate_interval])) or on() {ZERO}",
                     legend="proposed",
                 ),
                 Query(
-                    expr=f"sum(rate(appliance_accepted_tokens_total{{{MODEL}}}[$__rate_interval])) or on() vector(0)",
+                    expr=f"sum(rate(appliance_accepted_tokens_total{{{MODEL}}}[$__rate_interval])) or on() {ZERO}",
                     legend="accepted",
                 ),
             ),

@@ -2,7 +2,7 @@
 Tenants: usage, limits, costs, and tokens at a price.
 """
 
-from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODELS, TENANT, TENANTS, until
+from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODELS, TENANT, TENANTS, ZERO, until
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
 
 USE = Row(
@@ -37,7 +37,7 @@ USE = Row(
             queries=(
                 Query(
                     expr="topk(10, sum by (tenant, outcome) (rate(appliance_requests_total"
-                    f'{{{TENANT},outcome!="completed"}}[$__rate_interval]))) or on() vector(0)',
+                    f'{{{TENANT},outcome!="completed"}}[$__rate_interval]))) or on() {ZERO}',
                     legend="{{tenant}}: {{outcome}}",
                 ),
             ),
@@ -79,7 +79,7 @@ ENGINES = Row(
             queries=(
                 Query(
                     expr=f"topk(10, sum by (tenant) (rate(appliance_engine_seconds_total{{{TENANT}}}[$__rate_interval]))) "
-                    "or on() vector(0)",
+                    f"or on() {ZERO}",
                     legend="{{tenant}}",
                 ),
             ),
@@ -92,7 +92,7 @@ ENGINES = Row(
             queries=(
                 Query(
                     expr=f"topk(10, sum by (tenant) (rate(appliance_energy_joules_total{{{TENANT}}}[$__rate_interval]))) "
-                    "or on() vector(0)",
+                    f"or on() {ZERO}",
                     legend="{{tenant}}",
                 ),
             ),
@@ -105,7 +105,7 @@ ENGINES = Row(
             queries=(
                 Query(
                     expr=f"max by (worker) (rate(appliance_worker_busy_seconds_total{{{JOB}}}[$__rate_interval])) "
-                    "or on() vector(0)",
+                    f"or on() {ZERO}",
                     legend="{{worker}}",
                 ),
             ),
@@ -126,7 +126,7 @@ def _price(of: str) -> str:
 
 def _priced(amount: str, of: str) -> str:
     """Sum of each installation's amount times its price; 0 without a price."""
-    return f"(sum({amount} * on ({SITE}) {_price(of)}) or on() vector(0))"
+    return f"(sum({amount} * on ({SITE}) {_price(of)}) or on() {ZERO})"
 
 
 def _each_second(counter: str) -> str:
@@ -145,7 +145,7 @@ def _saved(bound: str | None) -> str:
 
 MACHINES = _priced(_each_second("appliance_worker_observed_seconds_total"), "worker_hour")
 ENERGY = _priced(_each_second("appliance_worker_energy_joules_total") + " / 1000", "kwh")
-PEOPLE = f"(sum({_price('site_hour')}) or on() vector(0))"
+PEOPLE = f"(sum({_price('site_hour')}) or on() {ZERO})"
 DELIVERED = f'sum(rate(appliance_tokens_total{{{JOB},kind="completion"}}[1h]))'
 BOUNDS = (("low", "at least"), (None, "measured"), ("high", "at most"))
 """95 % confidence, as if all measurements erred the same way."""
@@ -178,7 +178,7 @@ COST = Row(
             text="Since the gateways started, compared with the time without drafts; below 0: lost. The outer lines are "
             "95 % bounds. If 0 is between them, it is not known whether drafting saves.",
             queries=tuple(
-                Query(expr=f"sum({_saved(bound)}) or on() vector(0)", legend=legend) for bound, legend in BOUNDS
+                Query(expr=f"sum({_saved(bound)}) or on() {ZERO}", legend=legend) for bound, legend in BOUNDS
             ),
             unit="s", width=6, minimum=None,
         ),
@@ -204,7 +204,7 @@ LIMITS = Row(
             queries=(
                 Query(
                     expr=f'max by (tenant, limit) (appliance_limit_used_ratio{{{JOB},tenant=~"$tenant"}}) '
-                    "or on() vector(0)",
+                    f"or on() {ZERO}",
                     legend="{{tenant}}: {{limit}}",
                 ),
             ),
@@ -216,7 +216,7 @@ LIMITS = Row(
             queries=(
                 Query(
                     expr="sum by (tenant, limit) (rate(appliance_limit_refusals_total"
-                    f'{{{JOB},tenant=~"$tenant"}}[$__rate_interval])) or on() vector(0)',
+                    f'{{{JOB},tenant=~"$tenant"}}[$__rate_interval])) or on() {ZERO}',
                     legend="{{tenant}}: {{limit}}",
                 ),
             ),
@@ -228,7 +228,7 @@ LIMITS = Row(
             queries=(
                 Query(
                     expr=f"sum by (reason) (rate(appliance_callers_refused_total{{{JOB}}}[$__rate_interval])) "
-                    "or on() vector(0)",
+                    f"or on() {ZERO}",
                     legend="{{reason}}",
                 ),
             ),
@@ -247,7 +247,7 @@ LIMITS = Row(
             queries=(
                 Query(
                     expr="sum by (result) (increase(appliance_batch_lines_total"
-                    f'{{{JOB},tenant=~"$tenant"}}[$__range])) or on() vector(0)',
+                    f'{{{JOB},tenant=~"$tenant"}}[$__range])) or on() {ZERO}',
                     legend="{{result}}",
                 ),
             ),

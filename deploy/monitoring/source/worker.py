@@ -9,6 +9,7 @@ from deploy.monitoring.source.common import (
     TOKENS_GENERATED,
     WORKER,
     WORKERS,
+    ZERO,
     quantiles,
 )
 from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Variable
@@ -50,11 +51,11 @@ SEEN = Row(
             text="Restarts by the supervisor, and failed scrapes of the worker, in the time range.",
             queries=(
                 Query(
-                    expr=f"sum(increase(appliance_worker_restarts_total{{{WORKER}}}[$__range])) or on() vector(0)",
+                    expr=f"sum(increase(appliance_worker_restarts_total{{{WORKER}}}[$__range])) or on() {ZERO}",
                     legend="restarts",
                 ),
                 Query(
-                    expr=f"sum(increase(appliance_scrape_failures_total{{{WORKER}}}[$__range])) or on() vector(0)",
+                    expr=f"sum(increase(appliance_scrape_failures_total{{{WORKER}}}[$__range])) or on() {ZERO}",
                     legend="failed scrapes",
                 ),
             ),
