@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
+from docs.diagrams import DIAGRAM, drawing_of
+
 ROOT = Path(__file__).parents[1]
 PROJECT = "project/"
 """Folder of the site for files that are not in `docs/`."""
@@ -54,8 +56,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Point links at places of the site; where it has no such file, keep the text and the path."""
+    """
+    Point links at places of the site, and show the drawings of diagrams.
+
+    Where the site has no such file, the text of the link is kept, with the path.
+    """
     here = page.file.src_uri
+    for source in DIAGRAM.findall(markdown):
+        place = posixpath.relpath(drawing_of(source), posixpath.dirname(here))
+        markdown = markdown.replace(f"```mermaid\n{source}```", f"![Diagram]({place})")
     section = here.partition("/")[0]
     if section in LAST_FOUND:
         page.meta["search"] = {"boost": 0.5}
