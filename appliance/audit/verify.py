@@ -30,6 +30,7 @@ import hashlib
 import hmac
 import json
 import re
+import shlex
 import sqlite3
 import sys
 from collections import Counter
@@ -39,6 +40,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import lru_cache
+from html import escape
 from itertools import chain
 from operator import lt
 from pathlib import Path
@@ -102,6 +104,34 @@ MEANINGS = {
     ExitCode.UNKNOWN_KEYS: "authentic, but API keys acted that no entry created",
     ExitCode.UNTIMED: "authentic, but without the time stamps that were asked for",
     ExitCode.ERASED: "valid and complete; payloads were erased or entries disposed of, which entries say",
+}
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Audit log: {verdict}</title>
+<style>
+body {{ font: 15px/1.4 sans-serif; max-width: 60em; margin: 2em auto }}
+h1 {{ font-size: 1.4em; padding: .6em; color: white; background: #9a6700 }}
+h1.good {{ background: #1a7f37 }} h1.bad {{ background: #b3261e }}
+th {{ text-align: left; vertical-align: top; padding-right: 1em; white-space: nowrap }}
+td, code {{ font-family: monospace; overflow-wrap: anywhere }}
+</style>
+<h1 class="{level}">{verdict}</h1>
+<table>
+{rows}</table>
+<p>Made at {time} by <code>verify.py</code>, SHA-256 <code>{digest}</code>, with the arguments
+<code>{arguments}</code></p>
+</html>
+"""
+
+
+LEVELS = {
+    ExitCode.VALID: "good",
+    ExitCode.ERASED: "good",
+    ExitCode.INVALID: "bad",
+    ExitCode.DIVERGED: "bad",
 }
 
 
@@ -1339,6 +1369,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with closing(State(options.state)) as state:
             report = _verify(options, state)
             text = render_json(report) if options.json else render(report)
+            if options.html:
+                _write(options.html, render_page(report, sys.argv[1:] if arguments is None else arguments))
             code = report.exit_code
             if options.state:
                 state.save(report)
@@ -1352,6 +1384,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def render(report: Report) -> str:
     """Return the report for a person to read."""
+    return "".join(f"{name:<20} {value}\n" for name, value in _report_lines(report))
+
+
+def render_page(report: Report, arguments: Sequence[str]) -> str:
+    """Return the report as a page to file: it also says by which program, when and with what it was made."""
+    *rows, (_, verdict) = _report_lines(report)
+    table = "".join(f"<tr><th>{escape(name)}<td>{escape(value)}\n" for name, value in rows)
+    return PAGE.format(
+        level=LEVELS.get(report.exit_code, "doubt"),
+        verdict=escape(verdict),
+        rows=table,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        digest=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        arguments=escape(shlex.join(arguments)),
+    )
+
+
+def _report_lines(report: Report) -> list[tuple[str, str]]:
     count = report.state.open_count()
     lines = [
         ("log", _show(report.origin)),
@@ -1394,7 +1444,7 @@ def render(report: Report) -> str:
     if more > 0:
         lines.append(("PROBLEM", f"and {more} more"))
     lines.append(("verdict", f"{MEANINGS[report.exit_code]} (exit code {report.exit_code})"))
-    return "".join(f"{name:<20} {value}\n" for name, value in lines)
+    return lines
 
 
 def _witness_line(report: Report) -> str:
@@ -1517,6 +1567,9 @@ def _parser() -> argparse.ArgumentParser:
         "--all-payloads", action="store_true", help="with --state: compare all payloads again"
     )
     parser.add_argument("--json", action="store_true", help="report as JSON")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the report as a page, to file it"
+    )
     return parser
 
 
@@ -1566,6 +1619,13 @@ def _held(note: bytes, keys: Sequence[Key]) -> Head:
     text, lines = split_note(note)
     signed = [key for key in keys if times_signed(text, lines, key)]
     return verify_note(note, signed or keys)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UnusableError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _read(path: Path) -> bytes:
@@ -2587,6 +2647,8 @@ def _word(text: bytes) -> bytes:
 
 
 def _main_of_stream(options: argparse.Namespace) -> int:
+    if options.html:
+        raise UnusableError("a stream has no page: --html is for exports and receipts")
     if options.witness:
         raise UnusableError("a stream has no cosignatures: verify an export with --witness")
     keys = [key for text in options.key for key in _keys(text)]

@@ -65,6 +65,7 @@ def verify(
     timestamps_needed: Annotated[
         int, typer.Option(min=0, help="How many time stamps of the authority in the settings there must be.")
     ] = 0,
+    html: Annotated[Path | None, typer.Option(help="Also write the report as a page, to file it.")] = None,
     as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
     payloads: PayloadsOption = True,  # noqa: FBT002
     config: ConfigOption = None,
@@ -86,6 +87,7 @@ def verify(
         unsigned = store.head().size - exported
         arguments = [str(export), "--key", vkey, *(["--held", str(held)] if held else [])]
         arguments += ["--state", str(state)] if state else []
+        arguments += ["--html", str(html)] if html else []
         for witness in settings.audit.witnesses:
             arguments += ["--witness", witness.key]
         if settings.audit.witnesses or witnesses_needed:

@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import hashlib
 import json
 import shutil
 import subprocess
@@ -605,6 +606,22 @@ def test_the_command_reports_for_people_and_programs(write, run, leaves, tmp_pat
     assert (code, report["verdict"], report["size"]) == (0, "valid", 10)
     held = (write(leaves[:3], "held") / "checkpoint").rename(tmp_path / "held.txt")
     assert "continues the held checkpoint of 3 entries" in run(directory, "--held", held)[1]
+
+
+def test_a_page_to_file_says_the_verdict_and_what_made_it(write, run, make, leaves, tmp_path):
+    """What an attacker wrote into a leaf is text in it."""
+    page = tmp_path / "verdict.html"
+    assert run(write(leaves), "--html", page)[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert '<h1 class="good">valid and complete (exit code 0)</h1>' in text
+    assert hashlib.sha256(Path(verify.__file__).read_bytes()).hexdigest() in text
+    bad = write([make(EntryType.REQUEST_OUTCOME, "<script>")], "bad")
+    assert run(bad, "--html", page)[0] == 2
+    text = page.read_text(encoding="utf-8")
+    assert '<h1 class="bad">invalid' in text
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+    assert run(bad, "--html", tmp_path / "nowhere" / "verdict.html")[0] == 1
 
 
 def test_the_command_verifies_a_receipt(run, receipt, leaves, tmp_path):
