@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import get_args
@@ -22,6 +23,7 @@ from typer.main import get_command
 from appliance import errors
 from appliance.app.http_app import ADMIN_ROUTERS, API_ROUTERS
 from appliance.app.worker_process import PLUGIN
+from appliance.audit import verify
 from appliance.cli import cli
 from appliance.cli.preflight.summary_screen import PreflightReport
 from appliance.drafts.lint.rules import Rule
@@ -159,6 +161,11 @@ def cost_report_schema() -> str:
     return json.dumps(CostReport.model_json_schema(mode="serialization"), indent=2) + "\n"
 
 
+def verifier_digest() -> str:
+    """In the form of `sha256sum`."""
+    return f"{sha256(Path(verify.__file__).read_bytes()).hexdigest()}  verify.py\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
@@ -172,6 +179,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../explanation/promises.md": partial(promises_page, NOTE),
     "../explanation/audit-attacks.md": attacks_page,
     "audit-format.schema.json": json_schema_page,
+    "verify.py.sha256": verifier_digest,
     "preflight.schema.json": preflight_schema,
     "cost-report.schema.json": cost_report_schema,
     "../../deploy/offline.env": lambda: worker_file([PLUGIN]),

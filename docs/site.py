@@ -20,7 +20,13 @@ from docs.diagrams import DIAGRAM, drawing_of
 ROOT = Path(__file__).parents[1]
 PROJECT = "project/"
 """Folder of the site for files that are not in `docs/`."""
-OUTSIDE = ("*.md", "benchmarks/results/*.md", "benchmarks/results/*.svg", "benchmarks/results/*.png")
+OUTSIDE = (
+    "*.md",
+    "appliance/audit/verify.py",
+    "benchmarks/results/*.md",
+    "benchmarks/results/*.svg",
+    "benchmarks/results/*.png",
+)
 SECTIONS = ("tutorial", "how-to", "explanation", "reference", "runbooks", "decisions", "project")
 LAST_FOUND = ("decisions", "project")
 """Sections whose pages follow the others in search results."""
@@ -31,6 +37,7 @@ DIRECTIVES = (
     "worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 
+ITEM = re.compile(r"(?:[-*+]|\d+[.)]) +(?=\S)")
 CODE_BLOCK = re.compile(r"^( *```+).*?^\1 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(
     r"(?P<opening>!?\[)(?P<text>(?:[^\[\]]|\[[^\]]*\]\([^)]*\))*)\]\((?P<target>[^()\s#]+)(?P<anchor>#\S*)?\)"
@@ -85,7 +92,33 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for block in CODE_BLOCK.finditer(markdown):
         parts += [LINK.sub(rewritten, markdown[end : block.start()]), block[0]]
         end = block.end()
-    return "".join([*parts, LINK.sub(rewritten, markdown[end:])])
+    return _indent_by_four("".join([*parts, LINK.sub(rewritten, markdown[end:])]))
+
+
+def _indent_by_four(markdown: str) -> str:
+    """
+    Rewrite lists from CommonMark, in which the pages are written, for Python-Markdown.
+
+    What belongs to an item is indented by four spaces, not to the item's text, and an item that follows a
+    paragraph has an empty line before it.
+    """
+    lines, items, fence, is_tight = [], [0], "", False
+    for line in markdown.splitlines():
+        text = line.lstrip(" ")
+        indent = len(line) - len(text)
+        item = None if fence else ITEM.match(text)
+        if text and not fence:
+            while indent < items[-1]:
+                items.pop()
+        if item and not is_tight and lines and lines[-1]:
+            lines.append("")
+        lines.append(" " * (4 * (len(items) - 1) + max(0, indent - items[-1])) + text if text else "")
+        if item:
+            items.append(indent + item.end())
+        is_tight = bool(item or (text and is_tight))
+        if text.startswith("```"):
+            fence = "" if fence else "```"
+    return "\n".join(lines) + "\n"
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:  # noqa: ARG001

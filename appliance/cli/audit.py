@@ -7,6 +7,7 @@ what an auditor will see.  It shows no entry; the commands that do are recorded 
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,6 +47,9 @@ from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.key_location import TokenKey
 from appliance.infra.settings import Settings
+
+VERIFIER = "verify.py"
+"""Beside the log in an export; its published SHA-256 says whether it is ours."""
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -204,10 +208,11 @@ def export(
         size = export_log(reader.store, hidden, vkey=_vkey(settings))
         if payloads:
             _add_payloads(settings, hidden)
+        shutil.copyfile(verifier.__file__, hidden / VERIFIER)
         # The export gets its name only after the reading is recorded.
         reader.record("export", 0, size)
         hidden.rename(directory)
-    typer.echo(f"wrote {size} entries to {directory}")
+    typer.echo(f"wrote {size} entries to {directory}, and the verifier to {directory / VERIFIER}")
 
 
 @commands.command()

@@ -86,6 +86,15 @@ def test_no_page_asks_for_anything_of_the_internet(site):
     assert not [page for page in site.rglob("*.html") if asked.search(page.read_text(encoding="utf-8"))]
 
 
+def test_steps_with_blocks_of_code_are_one_list(site):
+    """CommonMark indents them less than Python-Markdown, which would number every step 1."""
+    page = (site / "tutorial" / "verify-a-sample-log.html").read_text(encoding="utf-8")
+    (steps,) = re.findall(r"<ol>(.*?)</ol>", page, re.DOTALL)
+    assert steps.count("<li>") == 5
+    # As many as the page shows, each in its step.
+    assert steps.count("<pre>") == 10
+
+
 def test_a_link_to_nowhere_fails_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("[nowhere](nowhere.md)\n", encoding="utf-8")

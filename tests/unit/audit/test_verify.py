@@ -4,6 +4,7 @@ import ast
 import base64
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -686,3 +687,32 @@ def test_the_verifier_runs_as_a_copied_file(write, leaves, tmp_path, signer):
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["verdict"] == "valid"
+
+
+# The tutorial.
+
+
+TUTORIAL = Path(__file__).parents[3] / "docs" / "tutorial"
+DIGEST = TUTORIAL.parent / "reference" / "verify.py.sha256"
+
+
+def test_the_tutorials_commands_give_the_verdicts_it_shows(tmp_path):
+    """In order, as a reader types them; what it shows of each report is in the report."""
+    page = (TUTORIAL / "verify-a-sample-log.md").read_text(encoding="utf-8")
+    for file in (TUTORIAL / "sample-log.tar.gz", Path(verify.__file__), DIGEST):
+        shutil.copy(file, tmp_path)
+    directory, shown = tmp_path, 0
+    for language, text in re.findall(r"^   ```(sh)?\n(.*?)^   ```", page, re.MULTILINE | re.DOTALL):
+        lines = [line.strip() for line in text.splitlines()]
+        if language:
+            command = "\n".join(lines).replace("python ", f"{sys.executable} -I ")
+            done = subprocess.run(
+                ["sh", "-c", command], cwd=directory, capture_output=True, text=True, check=False
+            )
+            directory = tmp_path / "sample-log"
+        else:
+            shown += 1
+            assert set(lines) - {"\u2026"} <= set(done.stdout.splitlines()), done.stderr
+            assert f"(exit code {done.returncode})" in lines[-1]
+    assert shown == 4
+    assert "valid and complete" in (directory / "verdict.html").read_text(encoding="utf-8")

@@ -5,6 +5,8 @@ import json
 import os
 import pwd
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -108,12 +110,14 @@ def test_every_reading_is_recorded(data, operation, words, start, end):
 
 
 def test_an_export_is_recorded(data, tmp_path):
-    """The entry has the exported range, and the export verifies."""
+    """The entry has the exported range, and the export verifies by the verifier in it."""
     result = run(data, "export", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     read = entries(data)[-1]
     assert (read["operation"], read["start"], read["end"]) == ("export", 0, 3)
     assert "wrote 3 entries" in result.stdout
+    verifier = [sys.executable, "-I", tmp_path / "out" / "verify.py"]
+    subprocess.run([*verifier, tmp_path / "out", "--key", tmp_path / "out" / "vkey"], check=True)
     assert CliRunner().invoke(cli, ["audit", "verify", "--data", str(data)]).exit_code == 0
 
 
