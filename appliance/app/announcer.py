@@ -11,9 +11,11 @@ from typing import TextIO
 
 from appliance.control.tenants.enrolment import FirstKey
 from appliance.infra.data_directory import Installation
+from appliance.infra.settings import DEMO_TARGET
 from appliance.serving.supervise import StartProgress, WorkerEvent
 
 PROGRESS_SECONDS = 10.0
+TOY = "a toy of 7 million parameters: it writes what looks like Python, not answers"
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -55,17 +57,26 @@ class Announcer:
             self.say(text)
 
     def ready(
-        self, installation: Installation, url: str, admin_url: str, models: list[str], *, console: bool
+        self,
+        installation: Installation,
+        url: str,
+        admin_url: str,
+        models: list[str],
+        *,
+        console: bool,
+        documentation: bool,
     ) -> None:
         body = {
             "model": models[0] if models else "MODEL",
-            "messages": [{"role": "user", "content": "Write a Python function `add`."}],
+            "messages": [{"role": "user", "content": "Write a Python function `get_name`."}],
             "max_tokens": 64,
         }
         has_demo = installation.demo_key.exists()
         key = f"$(cat {shlex.quote(str(installation.demo_key))})" if has_demo else "$KEY"
         self.say("")
         self.say(f"ready            {url}/v1  (model: {', '.join(models)})")
+        if models == [DEMO_TARGET.name]:
+            self.say(f"{'':<16} {TOY}")
         self.say("")
         self.say(f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" \\')
         self.say(f"  -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
@@ -73,6 +84,8 @@ class Announcer:
         self.say(f"admin API        {admin_url}/admin/v1")
         if console:
             self.say(f"console          {admin_url}/console  (log in with the admin key)")
+        if documentation:
+            self.say(f"documentation    {url}/docs")
         self.say(f"metrics          {admin_url}/metrics")
         self.say(f"readiness        {url}/readyz")
         self.say(f"live table       appliance status --data {installation.directory} --url {admin_url}")

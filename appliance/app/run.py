@@ -265,4 +265,6 @@ async def _announce_when_ready(
 ) -> None:
     await parts.opened.pool.wait_healthy()
     console = parts.services.console is not None
-    announcer.ready(installation, url, admin_url, sorted(parts.opened.pool.models()), console=console)
+    documentation = parts.services.documentation is not None
+    models = sorted(parts.opened.pool.models())
+    announcer.ready(installation, url, admin_url, models, console=console, documentation=documentation)
