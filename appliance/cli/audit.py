@@ -38,7 +38,7 @@ from appliance.cli.common.audit_log import (
     open_reader,
     open_store,
 )
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from
+from appliance.cli.common.options import ConfigOption, DataOption, JsonOption, settings_from
 from appliance.cli.dispose import dispose
 from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
 from appliance.cli.timestamp import commands as timestamp_commands
@@ -52,8 +52,6 @@ VERIFIER = "verify.py"
 """Beside the log in an export; its published SHA-256 says whether it is ours."""
 
 commands = typer.Typer(help="Read, export and verify the audit log.", no_args_is_help=True)
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 PayloadsOption = Annotated[bool, typer.Option("--payloads/--no-payloads", help="Include encrypted content.")]
 
 

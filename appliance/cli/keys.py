@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from appliance.cli.common.duration import parse_duration, show_duration
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    print_json,
+    settings_from,
+    wall_clock,
+)
 from appliance.cli.register import change_roster, parse_expiry, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate
@@ -107,14 +114,27 @@ def revoke(
 @commands.command(name="list")
 def list_keys(
     tenant: Annotated[str | None, typer.Argument(help="Only the keys of this tenant.")] = None,
+    as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
     config: ConfigOption = None,
     data: DataOption = None,
 ) -> None:
     """List keys: tenant, id, permissions, validity; never the keys themselves."""
     tenants, now = read_roster(settings_from(config, data)).tenants, wall_clock()
-    for each in tenants if tenant is None else (find_tenant(tenants, tenant),):
-        for key in each.keys:
-            typer.echo("\t".join((each.name, key.key_id, _permissions(each, key), show_state(key, now))))
+    named = [
+        {
+            "tenant": each.name,
+            "key_id": key.key_id,
+            "permissions": _permissions(each, key),
+            "state": show_state(key, now),
+        }
+        for each in (tenants if tenant is None else (find_tenant(tenants, tenant),))
+        for key in each.keys
+    ]
+    if as_json:
+        print_json(named)
+        return
+    for line in named:
+        typer.echo("\t".join(line.values()))
 
 
 def show_state(key: ApiKey, now: float) -> str:

@@ -1,7 +1,6 @@
 """`appliance speculation`: show and override speculation, and run the drill."""
 
 import asyncio
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -13,9 +12,11 @@ from appliance.cli.common.duration import parse_duration, show_duration
 from appliance.cli.common.options import (
     ConfigOption,
     DataOption,
+    JsonOption,
     NoteOption,
     UrlOption,
     ask_gateway,
+    print_json,
     settings_from,
 )
 from appliance.cli.drill.drill_command import drill
@@ -35,7 +36,7 @@ ForOption = Annotated[str, typer.Option("--for", help="Duration, such as 30m, 1h
 @commands.command()
 def status(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,  # noqa: FBT002
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, once.")] = False,  # noqa: FBT002
+    as_json: JsonOption = False,  # noqa: FBT002
     url: UrlOption = None,
     config: ConfigOption = None,
     data: DataOption = None,
@@ -43,7 +44,7 @@ def status(
     """Show mode, reason and draft tokens of each worker, overrides and recent changes, live."""
     settings = settings_from(config, data)
     if as_json:
-        typer.echo(json.dumps(asyncio.run(_status(settings, url)), indent=2))
+        print_json(asyncio.run(_status(settings, url)))
     else:
         show(settings, url, _render, once=once)
 

@@ -12,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from appliance.cli.common.admin_client import AdminApi, open_admin
-from appliance.cli.common.options import ConfigOption, DataOption, UrlOption, settings_from
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    UrlOption,
+    ask_gateway,
+    print_json,
+    settings_from,
+)
 from appliance.infra.settings import Settings
 
 commands = typer.Typer()
@@ -25,8 +33,16 @@ def status(
     data: DataOption = None,
     url: UrlOption = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,  # noqa: FBT002
+    as_json: JsonOption = False,  # noqa: FBT002
 ) -> None:
-    """Show workers, acceptance length and the audit head, live."""
+    """
+    Show workers, acceptance length and the audit head, live.
+
+    Once, if the output is not a terminal.
+    """
+    if as_json:
+        print_json(ask_gateway(settings_from(config, data), url, "GET", "status"))
+        return
 
     async def picture(gateway: AdminApi) -> Group:
         return render(await gateway.get("status"))
@@ -41,12 +57,12 @@ def show(
     *,
     once: bool,
 ) -> None:
-    """Print the result of `picture` once, or refresh it until interrupted."""
+    """Print the result of `picture` once, or refresh it on a terminal until interrupted."""
     console = Console()
 
     async def run() -> None:
         async with open_admin(settings, url) as gateway:
-            if once:
+            if once or not console.is_terminal:
                 console.print(await picture(gateway))
                 return
             with Live(await picture(gateway), console=console, auto_refresh=False) as live:

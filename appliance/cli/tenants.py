@@ -7,13 +7,20 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    print_json,
+    settings_from,
+    wall_clock,
+)
 from appliance.cli.keys import show_state
 from appliance.cli.register import change_roster, open_sealing, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.files import write_private
-from appliance.tenancy import encode_tenants, parse_tenants
+from appliance.tenancy import Tenant, encode_tenants, parse_tenants
 from appliance.tenancy.edits import change_tenant, create_tenant, delete_tenant, import_tenants, merge_patch
 from appliance.tenancy.file import describe_key, encode_policy
 from appliance.tenancy.roster import find_tenant
@@ -104,10 +111,18 @@ def delete(
 
 
 @commands.command(name="list")
-def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
+def list_tenants(
+    as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
     """List tenants: name, state, priority, models, number of valid keys."""
     now = wall_clock()
-    for tenant in read_roster(settings_from(config, data)).tenants:
+    tenants = read_roster(settings_from(config, data)).tenants
+    if as_json:
+        print_json([_described(tenant, now) for tenant in tenants])
+        return
+    for tenant in tenants:
         state = "disabled" if tenant.disabled else "enabled"
         keys = sum(key.is_valid_at(now) for key in tenant.keys)
         models = ", ".join(tenant.models) or "no model"
@@ -116,15 +131,27 @@ def list_tenants(config: ConfigOption = None, data: DataOption = None) -> None:
 
 
 @commands.command()
-def show(name: NameArgument, config: ConfigOption = None, data: DataOption = None) -> None:
-    """Print a tenant as YAML, without digests or keys."""
-    tenant, now = find_tenant(read_roster(settings_from(config, data)).tenants, name), wall_clock()
+def show(
+    name: NameArgument,
+    as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
+    """Print a tenant as YAML or JSON, without digests or keys."""
+    tenant = find_tenant(read_roster(settings_from(config, data)).tenants, name)
+    shown = _described(tenant, wall_clock())
+    if as_json:
+        print_json(shown)
+    else:
+        typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+
+
+def _described(tenant: Tenant, now: float) -> dict[str, Any]:
     keys = [
         {"key_id": key.key_id, "admin": key.admin, "state": show_state(key, now), **describe_key(key)}
         for key in tenant.keys
     ]
-    shown = {"name": tenant.name, **encode_policy(tenant), "keys": keys}
-    typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+    return {"name": tenant.name, **encode_policy(tenant), "keys": keys}
 
 
 @commands.command(name="import")

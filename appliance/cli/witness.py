@@ -30,7 +30,14 @@ from appliance.audit.witness.witness import (
 )
 from appliance.audit.witness.witnessing import import_cosigned, level_of, load_witnesses, make_request
 from appliance.cli.common.audit_log import open_store
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.options import (
+    ConfigOption,
+    DataOption,
+    JsonOption,
+    print_json,
+    settings_from,
+    wall_clock,
+)
 from appliance.errors import AuditVerificationError, ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
@@ -125,13 +132,30 @@ def import_(file: FileArgument, config: ConfigOption = None, data: DataOption = 
 
 
 @commands.command()
-def status(config: ConfigOption = None, data: DataOption = None) -> None:
+def status(
+    as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
     """Print how far the log is witnessed, and by which witnesses."""
     settings = settings_from(config, data)
     witnesses = load_witnesses(settings.audit)
     with _open_log(settings) as (store, kept):
         statements, size = newest_by_witness(kept.all()), store.head().size
     level = level_of(witnesses, list(statements.values()))
+    if as_json:
+        print_json(
+            {
+                "size": size,
+                "witnessed": level.size,
+                "known": level.known,
+                "cosigned": level.cosigned,
+                "witnesses": [
+                    {"name": name, "size": seen.size, "time": seen.time} for name, seen in statements.items()
+                ],
+            }
+        )
+        return
     if not level.cosigned:
         typer.echo(f"UNWITNESSED (0 of {level.known})")
     else:

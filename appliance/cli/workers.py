@@ -10,9 +10,11 @@ from rich.table import Table
 from appliance.cli.common.options import (
     ConfigOption,
     DataOption,
+    JsonOption,
     NoteOption,
     UrlOption,
     ask_gateway,
+    print_json,
     settings_from,
 )
 
@@ -22,9 +24,17 @@ WorkerArgument = Annotated[str, typer.Argument(help="Id of the worker; `applianc
 
 
 @commands.command(name="list")
-def show(url: UrlOption = None, config: ConfigOption = None, data: DataOption = None) -> None:
+def show(
+    as_json: JsonOption = False,  # noqa: FBT002 - a flag of the command line
+    url: UrlOption = None,
+    config: ConfigOption = None,
+    data: DataOption = None,
+) -> None:
     """Show every worker, whether it receives requests, and its load."""
     answer = ask_gateway(settings_from(config, data), url, "GET", "workers")
+    if as_json:
+        print_json(answer["workers"])
+        return
     table = Table("worker", "models", "requests", "slots", "waiting", "state")
     for worker in answer["workers"]:
         table.add_row(

@@ -1,6 +1,7 @@
 """Options, settings and requests to the gateway that commands share."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,14 @@ ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="Settings file (YAML).")
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data directory.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="Base URL of the admin listener.")]
 NoteOption = Annotated[str, typer.Option("--note", help="Reason; recorded in the audit log.")]
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
 
 wall_clock = time.time  # noqa: TID251 - a command is a composition root
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from appliance.audit.entry_types import EntryType
-from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.options import ConfigOption, DataOption, JsonOption, settings_from, wall_clock
 from appliance.cli.draft.audit_steps import open_journal
 from appliance.drafts.evaluation.store import load_evaluation, load_measured
 from appliance.drafts.lint.lint import lint_pair
@@ -26,7 +26,6 @@ from appliance.infra.settings import Settings
 from appliance.serving.weights import Weights, inspect_weights, load_weights
 from appliance.speculation.values import ALL_TRAFFIC, Expectation
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HEADINGS = ("draft", "target", "source", "made", "parent", "status", "expected", "measured")
 NOTHING = "-"
 

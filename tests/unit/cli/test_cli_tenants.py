@@ -1,5 +1,6 @@
 """Commands change the database and the audit log."""
 
+import json
 import stat
 from collections.abc import Iterator
 from contextlib import closing
@@ -190,6 +191,17 @@ def test_a_key_is_shown_once_and_kept_nowhere(site: Site):
     for secret in (key, key[12:], digest_key(key), STORED.digest):
         assert secret not in shown
     assert not [path for path in site.data.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+
+
+def test_programs_read_tenants_and_keys_as_json(site: Site):
+    site.done("key", "create", "acme", "--models", "demo")
+    listed = json.loads(site.done("key", "list", "acme", "--json"))
+    assert {(key["tenant"], key["permissions"], key["state"]) for key in listed} >= {
+        ("acme", "demo", "in force")
+    }
+    shown = json.loads(site.done("tenant", "show", "acme", "--json"))
+    assert shown in json.loads(site.done("tenant", "list", "--json"))
+    assert {key["key_id"] for key in shown["keys"]} == {key["key_id"] for key in listed}
 
 
 def test_a_key_for_the_admin_api_opens_nothing_else(site: Site):

@@ -123,6 +123,8 @@ def test_head_is_cosigned_by_file_exchange(tmp_path, data, settings):
     assert "cosigned 5 entries" in run("witness", "import", file, *here)
     data.grow(3)
     assert "WITNESSED (1 of 1, " in run("witness", "status", *here)
+    shown = json.loads(run("witness", "status", "--json", *here))
+    assert (shown["cosigned"], shown["known"], len(shown["witnesses"])) == (1, 1, 1)
     assert "5 of 8 entries" in run("witness", "status", *here)
     run("witness", "export-head", file, "--from", 2, *here)
     assert "--from 5" in refused(AuditVerificationError, "witness", "cosign", home, file)

@@ -161,6 +161,8 @@ def test_list_shows_workers_and_their_requests(gateway: Gateway):
         "a:1", "demo", "1", "264", "0", "takes requests",
     ]  # fmt: skip
     assert "down" in second
+    listed = json.loads(gateway.run("list", "--json"))
+    assert [(worker["worker"], worker["in_flight"]) for worker in listed] == [("a:1", 1), ("b:1", 0)]
 
 
 def test_worker_is_drained_and_undrained(gateway: Gateway):
