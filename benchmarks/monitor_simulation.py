@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     print("adaptive tokens / tokens of the best fixed K known in hindsight; flips: most in one run;")
     print("lost: share of engine time that exploration cost by expectation\n")
     rows = list(table((scenario for scenario in SCENARIOS), options.seeds))
