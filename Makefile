@@ -30,7 +30,7 @@ $(VENV)/.installed-$(EXTRA): pyproject.toml $(LOCKS) deploy/install.sh deploy/to
 
 $(VENV)/.installed-dev: $(VENV)/.installed-$(EXTRA) deploy/debian-packages.txt
 	@sh deploy/install.sh $(PYTHON) $(VENV) dev,docs
-	@touch $@
+	@touch $@ $(VENV)/.installed-docs
 
 $(VENV)/.installed-docs: pyproject.toml $(LOCKS) deploy/install.sh
 	@sh deploy/install.sh $(PYTHON) $(VENV) docs
