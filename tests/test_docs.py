@@ -26,6 +26,20 @@ CURRENT = [path for path in PROSE if "results" not in path.parts]
 """Pages about the tree as it is; results of benchmarks describe that of their commit."""
 
 
+MADE = {ROOT / "build", ROOT / "data", ROOT / "dist", BUILT_SITE}
+"""Folders of the checkout that commands make, such as `make run`: another test may be making one now."""
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    for path in directory.iterdir():
+        if path in MADE or path.is_symlink() or path.name.startswith((".", "__")):
+            continue
+        if path.is_dir():
+            yield from files_below(path)
+        else:
+            yield path
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_reference_pages_match_the_code(name):
     """If this fails, run `python -m docs.generate`."""
@@ -119,8 +133,8 @@ def test_compliance_page_claims_only_entry_types_that_are_written():
     admitted = set(re.findall(r"`([^`]+)`", rest.partition("\n\n")[0]))
     code = "\n".join(
         path.read_text(encoding="utf-8")
-        for path in (ROOT / "appliance").rglob("*.py")
-        if path.name not in {"registry.py", "verify.py"}
+        for path in files_below(ROOT / "appliance")
+        if path.suffix == ".py" and path.name not in {"registry.py", "verify.py"}
     )
     unwritten = {str(kind) for kind in EntryType if f"EntryType.{kind.name}" not in code}
     assert admitted == unwritten
@@ -137,20 +151,6 @@ def test_weights_of_the_demo_pair_stay_within_24_mib():
     files = [*DEMO_TARGET.glob("*.safetensors"), *DEMO_DRAFT.glob("*.safetensors")]
     assert len(files) == 2
     assert sum(path.stat().st_size for path in files) <= 24 * 2**20
-
-
-MADE = {ROOT / "build", ROOT / "data", ROOT / "dist", BUILT_SITE}
-"""Folders of the checkout that commands make, such as `make run`: another test may be making one now."""
-
-
-def files_below(directory: Path) -> Iterator[Path]:
-    for path in directory.iterdir():
-        if path in MADE or path.is_symlink() or path.name.startswith((".", "__")):
-            continue
-        if path.is_dir():
-            yield from files_below(path)
-        else:
-            yield path
 
 
 def test_no_file_has_an_absolute_path_of_a_developers_machine():
