@@ -100,6 +100,7 @@ curl ${found%% *}://$address/v1/chat/completions -H "Authorization: Bearer \$(ca
   -H 'Content-Type: application/json' \\
   -d '{"model": "${found#* }", "max_tokens": 64, "messages": [{"role": "user", "content": "def add_two_numbers("}]}'
 
+docs     ${found%% *}://$address/docs
 console  http://$(compose port admin 8081)/console, with the admin key:
          $command --file $deploy/compose.yaml exec gateway cat /var/lib/appliance/admin.key
 EOF
