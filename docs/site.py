@@ -7,6 +7,7 @@ import hashlib
 import html
 import posixpath
 import re
+from importlib.metadata import distribution
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -36,6 +37,9 @@ DIRECTIVES = (
     "default-src 'none'; connect-src 'self'; font-src 'self'; frame-src 'self'; img-src 'self' data:; "
     "worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
+
+SHIPPED, LICENSES = ("mkdocs-material", "mkdocs-swagger-ui-tag"), ("LICENSE", "NOTICE")
+"""Whose scripts and styles the site has, and their files that have to come along."""
 
 ITEM = re.compile(r"(?:[-*+]|\d+[.)]) +(?=\S)")
 CODE_BLOCK = re.compile(r"^( *```+).*?^\1 *$", re.MULTILINE | re.DOTALL)
@@ -133,8 +137,11 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:  
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write the content security policy under which the gateway serves the site."""
+    """Write the content security policy under which the gateway serves the site, and the licences."""
     site = Path(config.site_dir)
+    terms = [file for name in SHIPPED for file in distribution(name).files or () if file.name in LICENSES]
+    texts = [f"{file}\n\n{file.locate().read_text(encoding='utf-8')}" for file in terms]
+    (site / "licenses.txt").write_text("\n".join(texts), encoding="utf-8")
     for path in site.rglob("*.map"):
         path.unlink()
     pages = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]

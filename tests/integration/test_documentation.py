@@ -86,6 +86,13 @@ def test_no_page_asks_for_anything_of_the_internet(site):
     assert not [page for page in site.rglob("*.html") if asked.search(page.read_text(encoding="utf-8"))]
 
 
+def test_the_licences_of_what_it_contains_come_along(site):
+    text = (site / "licenses.txt").read_text(encoding="utf-8")
+    assert "Martin Donath" in text
+    assert "Apache License" in text
+    assert "SmartBear" in text
+
+
 def test_steps_with_blocks_of_code_are_one_list(site):
     """CommonMark indents them less than Python-Markdown, which would number every step 1."""
     page = (site / "tutorial" / "verify-a-sample-log.html").read_text(encoding="utf-8")
