@@ -92,6 +92,22 @@ def test_a_panel_shows_no_value_when_its_series_are_absent(panel: dict[str, Any]
         assert empty.now(filled_in(target["expr"])) == [], target["expr"]
 
 
+def test_a_click_on_a_series_opens_a_dashboard_that_has_its_variable():
+    """From every panel that names workers or tenants."""
+    variables = {page["uid"]: {each["name"] for each in page["templating"]["list"]} for page in PAGES}
+    followed = set()
+    for page in PAGES:
+        for panel in page["panels"]:
+            links = panel.get("fieldConfig", {}).get("defaults", {}).get("links", [])
+            legends = " ".join(target["legendFormat"] for target in panel.get("targets", []))
+            named = {label for label in ("worker", "tenant") if f"{{{{{label}}}}}" in legends}
+            found = {re.match(r"/d/([a-z-]+)\?var-([a-z]+)=", link["url"]).groups() for link in links}
+            assert {variable for _, variable in found} == named, panel["title"]
+            assert all(variable in variables[uid] for uid, variable in found)
+            followed |= found
+    assert followed == {("appliance-worker", "worker"), ("appliance-tenants", "tenant")}
+
+
 @pytest.mark.parametrize("event", EVENTS)
 def test_annotation_queries_name_existing_metrics_and_labels(event: dict[str, Any]):
     """And says what happened to whom."""

@@ -3,7 +3,7 @@ Whether the log is complete and unaltered, and egress is closed.
 """
 
 from deploy.monitoring.source.common import AUDIT_LOG, DAY, EGRESS, JOB, JOBS, ZERO, quantiles, since, until
-from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
+from deploy.monitoring.source.panels import PER_SECOND, Dashboard, Panel, Query, Row
 
 STATE = Row(
     title="Now",
@@ -68,7 +68,7 @@ LOG = Row(
                     legend="{{type}}",
                 ),
             ),
-            stacked=True,
+            unit=PER_SECOND, stacked=True,
         ),
         Panel(
             title="Commit duration",
@@ -100,6 +100,7 @@ LOG = Row(
                     legend="spooled",
                 ),
             ),
+            unit=PER_SECOND,
         ),
         Panel(
             title="Signed, checked and witnessed entries",

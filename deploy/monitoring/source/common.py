@@ -84,6 +84,7 @@ FIRING = Panel(
     text="Alerts of the appliance that fire now. The `runbook_url` of each opens the page that says what to do.",
     queries=(Query(expr=f'count(ALERTS{{alertname=~"Appliance.+",alertstate="firing"}}) or on() {ZERO_OF_RULES}'),),
     kind="stat", width=3, height=4, thresholds=((1, "red"),),
+    link=("Alerts", "/alerting/list?search=Appliance"),
 )  # fmt: skip
 EGRESS = Panel(
     title="Egress",

@@ -19,7 +19,7 @@ from deploy.monitoring.source.common import (
     ZERO_OF_RULES,
     quantiles,
 )
-from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
+from deploy.monitoring.source.panels import TOKENS_PER_SECOND, Dashboard, Panel, Query, Row
 
 NOW = Row(
     title="Now",
@@ -106,7 +106,7 @@ TRAFFIC = Row(
                     legend="{{kind}}",
                 ),
             ),
-            stacked=True, width=6,
+            unit=TOKENS_PER_SECOND, stacked=True, width=6,
         ),
         Panel(
             title="Requests in flight and queued",

@@ -10,6 +10,10 @@ COLUMNS = 24
 """Grafana's grid; a row of panels fills it."""
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Json = dict[str, Any]
+TOKENS_PER_SECOND, PER_SECOND = "suffix: tokens/s", "suffix: /s"
+"""Units that Grafana has no name for."""
+DRILLS = {"worker": "appliance-worker", "tenant": "appliance-tenants"}
+"""By label: the dashboard about one of its values, which a click on a series opens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class Panel:
     """Minimum upper end of the axis, such as 1 for ratios."""
     minimum: float | None = 0
     """Lower end of the axis; None if values can be below 0."""
+    link: tuple[str, str] | None = None
+    """Title and path, in Grafana, of where to go on."""
 
     def json(self, number: int, x: int, y: int) -> Json:
         """The panel at a position of the grid."""
@@ -59,6 +65,9 @@ class Panel:
             ],
             "fieldConfig": {"defaults": self._defaults(), "overrides": []},
         }
+        if self.link is not None:
+            title, url = self.link
+            made["links"] = [{"title": title, "url": url, "type": "link", "targetBlank": False}]
         if self.kind == "table":
             hidden = {"Time": True, "job": True, "__name__": True}
             made["transformations"] = [{"id": "organize", "options": {"excludeByName": hidden}}]
@@ -79,6 +88,16 @@ class Panel:
         steps = [{"color": self.base, "value": None}]
         steps += [{"color": color, "value": value} for value, color in self.thresholds]
         made: Json = {"unit": self.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+        drills = [
+            {
+                "title": f"${{__field.labels.{label}}}",
+                "url": f"/d/{uid}?var-{label}=${{__field.labels.{label}}}&${{__url_time_range}}",
+            }
+            for label, uid in DRILLS.items()
+            if any(f"{{{{{label}}}}}" in query.legend for query in self.queries)
+        ]
+        if drills:
+            made["links"] = drills
         if self.mappings is not None:
             options = {
                 value: {"text": text, "color": color} for value, (text, color) in self.mappings.items()

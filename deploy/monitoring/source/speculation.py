@@ -3,7 +3,7 @@ Speculation: whether it pays, where it does not, and what the monitor decided.
 """
 
 from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODEL, MODELS, WORKER, WORKERS, ZERO
-from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Text
+from deploy.monitoring.source.panels import TOKENS_PER_SECOND, Dashboard, Panel, Query, Row, Text
 
 EXPLANATION = """
 A small *draft model* proposes a few tokens, and the *target model* verifies all of them in one step. It keeps the
@@ -181,7 +181,7 @@ SPEED = Row(
                     legend="batch up to {{batch}}, {{draft_tokens}} draft tokens",
                 ),
             ),
-            unit="none", kind="bargauge", width=12,
+            unit=TOKENS_PER_SECOND, kind="bargauge", width=12,
         ),
         Panel(
             title="Tokens per engine second",
@@ -194,7 +194,7 @@ SPEED = Row(
                     legend="{{draft_tokens}} draft tokens",
                 ),
             ),
-            unit="none", width=12,
+            unit=TOKENS_PER_SECOND, width=12,
         ),
     ),
 )  # fmt: skip
@@ -227,7 +227,7 @@ WHERE = Row(
                     legend="{{template}}",
                 ),
             ),
-            stacked=True,
+            unit=TOKENS_PER_SECOND, stacked=True,
         ),
     ),
 )  # fmt: skip
@@ -248,6 +248,7 @@ TOKENS = Row(
                     legend="accepted",
                 ),
             ),
+            unit=TOKENS_PER_SECOND,
         ),
         Panel(
             title="Acceptance length by model",

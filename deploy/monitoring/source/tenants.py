@@ -3,7 +3,7 @@ Tenants: usage, limits, costs, and tokens at a price.
 """
 
 from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODELS, TENANT, TENANTS, ZERO, until
-from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row
+from deploy.monitoring.source.panels import TOKENS_PER_SECOND, Dashboard, Panel, Query, Row
 
 USE = Row(
     title="Usage",
@@ -29,7 +29,7 @@ USE = Row(
                     legend="{{tenant}}",
                 ),
             ),
-            stacked=True,
+            unit=TOKENS_PER_SECOND, stacked=True,
         ),
         Panel(
             title="Requests not completed",
@@ -295,7 +295,7 @@ DRAFTS = Row(
                     legend="{{tenant}}",
                 ),
             ),
-            width=12, stacked=True,
+            width=12, unit=TOKENS_PER_SECOND, stacked=True,
         ),
     ),
 )  # fmt: skip

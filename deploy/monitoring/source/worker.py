@@ -12,7 +12,15 @@ from deploy.monitoring.source.common import (
     ZERO,
     quantiles,
 )
-from deploy.monitoring.source.panels import Dashboard, Panel, Query, Row, Variable
+from deploy.monitoring.source.panels import (
+    PER_SECOND,
+    TOKENS_PER_SECOND,
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+    Variable,
+)
 
 INSTANCES = Variable(
     name="instance", label="Worker (Prometheus instance)", metric="vllm:num_requests_running"
@@ -117,6 +125,7 @@ SPEED = Row(
                 Query(expr=f"sum(rate(vllm:prompt_tokens_total{{{VLLM}}}[$__rate_interval]))", legend="prompt"),
                 Query(expr=f"sum(rate(vllm:generation_tokens_total{{{VLLM}}}[$__rate_interval]))", legend="generation"),
             ),
+            unit=TOKENS_PER_SECOND,
         ),
         Panel(
             title="Prefix cache hit rate",
@@ -135,6 +144,7 @@ SPEED = Row(
             text="Requests that were preempted because the KV cache was full, per second. If it stays above 0: shorter "
             "contexts, fewer concurrent requests, or more memory.",
             queries=(Query(expr=f"sum(rate(vllm:num_preemptions_total{{{VLLM}}}[$__rate_interval]))", legend="preempted"),),
+            unit=PER_SECOND,
         ),
     ),
 )  # fmt: skip
