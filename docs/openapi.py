@@ -233,6 +233,18 @@ SCHEMAS: dict[str, Schema] = {
         },
     },
 }
+TAGS = {
+    "Inference": (),
+    "Models": ("/v1/models",),
+    "Files and batches": ("/v1/files", "/v1/batches"),
+    "Health and metrics": ("/healthz", "/readyz", "/metrics", "/admin/v1/status"),
+    "Tenants and keys": ("/admin/v1/tenants", "/admin/v1/keys"),
+    "Workers": ("/admin/v1/workers",),
+    "Speculation and drafts": ("/admin/v1/speculation", "/admin/v1/drafts"),
+    "Audit log": ("/admin/v1/audit",),
+    "Egress": ("/admin/v1/egress",),
+}
+"""Groups of routes by how their paths begin; the first has all others."""
 BEARER = {"type": "http", "scheme": "bearer"}
 
 
@@ -250,6 +262,7 @@ def openapi_document(routes: Sequence[BaseRoute], version: str) -> dict[str, Any
         operation = {"summary": f"Asks a worker: {route.worker_path}."}
         _complete(operation, route.path, _relayed(route))
         paths[route.path] = {"post": operation}
+    made["tags"] = [{"name": name} for name in TAGS]
     made["components"] = {
         "schemas": SCHEMAS,
         "securitySchemes": {
@@ -288,6 +301,7 @@ def _complete(operation: dict[str, Any], path: str, said: Operation) -> None:
     if path == "/readyz":
         responses["503"] = {**answer, "description": "What is missing."}
     operation["responses"] = responses
+    operation["tags"] = [next((tag for tag, starts in TAGS.items() if path.startswith(starts)), "Inference")]
     if said.query:
         operation["parameters"] = [
             *operation.get("parameters", []),

@@ -76,6 +76,18 @@ def test_operations_name_their_key_and_the_shape_of_their_errors(document):
         assert schema.rpartition("/")[2] in document["components"]["schemas"]
 
 
+def test_every_operation_is_in_a_group(document):
+    """No route of administrators among those of tenants, and no group without a route."""
+    groups = {}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            (tag,) = operation["tags"]
+            groups.setdefault(tag, set()).add(path)
+    assert list(groups.keys() - {tag["name"] for tag in document["tags"]}) == []
+    assert len(groups) == len(document["tags"])
+    assert not [path for path in groups["Inference"] if path.startswith("/admin/")]
+
+
 def test_the_document_is_deterministic_json(app, document):
     assert json.loads(json.dumps(openapi_document(app.routes, "1.2.3"))) == document
     assert document["info"]["version"] == "1.2.3"
