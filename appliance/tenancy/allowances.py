@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.errors import ConfigurationError
 
@@ -28,6 +28,16 @@ class Limits:
     """Maximum tokens of prompts and answers per calendar month (`limits.time_zone`)."""
     by_model: "Mapping[str, Limits]" = field(default_factory=lambda: MappingProxyType({}), hash=False)
     """Additional limits of single models, by served name; they have no `by_model`."""
+
+
+class KeyLimits(NamedTuple):
+    """Limits of an API key."""
+
+    ledger: str
+    """Names what is used of them; no name of a tenant has a colon."""
+    limits: Limits
+    holder: str
+    """The key, in the words of a message to its caller."""
 
 
 UNLIMITED = Limits()
@@ -69,6 +79,18 @@ def encode_limits(limits: Limits) -> dict[str, Any]:
     if limits.by_model:
         encoded[BY_MODEL] = {model: encode_limits(each) for model, each in limits.by_model.items()}
     return encoded
+
+
+def exceeded_limit(limits: Limits, most: Limits) -> str | None:
+    """The name of a limit that is set and above that of `most`, such as `demo:tokens_per_day`; or None."""
+    for name in BOUNDS:
+        bound, highest = getattr(limits, name), getattr(most, name)
+        if bound is not None and highest is not None and bound > highest:
+            return name
+    for model, bounds in most.by_model.items():
+        if (name_of := exceeded_limit(limits.by_model.get(model, UNLIMITED), bounds)) is not None:
+            return f"{model}:{name_of}"
+    return None
 
 
 def is_model(name: object) -> bool:

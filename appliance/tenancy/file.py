@@ -4,6 +4,7 @@ The tenants file (YAML), and the same values in JSON: read strictly, written los
 Pure; the roots read and write the file.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -11,8 +12,8 @@ from typing import Any, TypeVar
 import yaml
 
 from appliance.errors import ConfigurationError
-from appliance.tenancy.allowances import encode_limits, is_model, parse_limits
-from appliance.tenancy.keys import DIGEST_FORMAT, KEY_ID_FORMAT, AdminScope, ApiKey
+from appliance.tenancy.allowances import BY_MODEL, UNLIMITED, Limits, encode_limits, is_model, parse_limits
+from appliance.tenancy.keys import DIGEST_FORMAT, KEY_ID_FORMAT, MAKER_FORMAT, AdminScope, ApiKey
 from appliance.tenancy.moments import format_moment, parse_moment
 from appliance.tenancy.tenant import (
     ANY_MODEL,
@@ -29,7 +30,18 @@ POLICY = ("models", "speculation", "content", "priority", "may", "limits", "disa
 MOMENTS = ("created_at", "expires_at", "rotated_at", "revoked_at")
 MODELS_BYTES, PER_NAME_BYTES = 2048, 3
 """Maximum bytes of a list of models, including quotes and commas: one audit entry names them all."""
-_KEY = ("key_id", "digest", "admin", "scopes", "models", "replaces", *MOMENTS)
+_KEY = (
+    "key_id",
+    "digest",
+    "admin",
+    "scopes",
+    "models",
+    "limits",
+    "manage_keys",
+    "made_by",
+    "replaces",
+    *MOMENTS,
+)
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
@@ -131,6 +143,36 @@ def parse_scopes(where: str, scopes: object, *, admin: bool) -> frozenset[AdminS
     return frozenset(_parse_choice(where, "scopes", AdminScope, scope) for scope in scopes)
 
 
+def parse_key_limits(where: str, limits: object, *, admin: bool) -> Limits:
+    """Limits of a key: as a tenant's, in fewer bytes, because its audit entry has them."""
+    if limits is None:
+        return UNLIMITED
+    parsed = parse_limits(where, limits)
+    if admin and parsed != UNLIMITED:
+        raise ConfigurationError(f"{where}: an admin key calls no models and has no limits")
+    # As the entry has them, where quotes are escaped.
+    if len(json.dumps(spell_limits(parsed), ensure_ascii=False).encode()) > MODELS_BYTES:
+        raise ConfigurationError(f"{where}: limits of a key may have {MODELS_BYTES} bytes together")
+    return parsed
+
+
+def parse_manage_keys(where: str, value: object, *, admin: bool) -> bool:
+    manages = _parse_flag(where, "manage_keys", value)
+    if manages and admin:
+        raise ConfigurationError(f"{where}: manage_keys is for keys of tenants; an admin key has scopes")
+    return manages
+
+
+def spell_limits(limits: Limits, model: str = "") -> list[str]:
+    """As the commands take them: `requests_per_minute=60`, `demo:tokens_per_day=1000`."""
+    own = encode_limits(limits)
+    own.pop(BY_MODEL, None)
+    words = [f"{model}{name}={bound}" for name, bound in own.items()]
+    return words + [
+        word for name, each in sorted(limits.by_model.items()) for word in spell_limits(each, f"{name}:")
+    ]
+
+
 def encode_key(key: ApiKey) -> dict[str, Any]:
     return {"key_id": key.key_id, "digest": key.digest, "admin": key.admin, **describe_key(key)}
 
@@ -142,6 +184,12 @@ def describe_key(key: ApiKey) -> dict[str, Any]:
         described["scopes"] = sorted(map(str, key.scopes))
     if key.models is not None:
         described["models"] = list(key.models)
+    if key.limits != UNLIMITED:
+        described["limits"] = encode_limits(key.limits)
+    if key.manage_keys:
+        described["manage_keys"] = True
+    if key.made_by is not None:
+        described["made_by"] = key.made_by
     if key.replaces is not None:
         described["replaces"] = key.replaces
     moments = {name: getattr(key, name) for name in MOMENTS}
@@ -168,6 +216,9 @@ def _parse_key(name: object, body: Mapping[str, Any]) -> ApiKey:
     replaces = body.get("replaces")
     if replaces is not None and not KEY_ID_FORMAT.fullmatch(str(replaces)):
         raise ConfigurationError(f"{where}: replaces must be the id of the key it replaces")
+    made_by = body.get("made_by")
+    if made_by is not None and not MAKER_FORMAT.fullmatch(str(made_by)):
+        raise ConfigurationError(f"{where}: made_by must be the id of a key or of a subject")
     models = body.get("models")
     admin = _parse_flag(where, "admin", body.get("admin", False))
     return ApiKey(
@@ -176,6 +227,9 @@ def _parse_key(name: object, body: Mapping[str, Any]) -> ApiKey:
         admin=admin,
         scopes=parse_scopes(where, body.get("scopes"), admin=admin),
         models=None if models is None else parse_models(where, models),
+        limits=parse_key_limits(where, body.get("limits"), admin=admin),
+        manage_keys=parse_manage_keys(where, body.get("manage_keys", False), admin=admin),
+        made_by=None if made_by is None else str(made_by),
         replaces=None if replaces is None else str(replaces),
         **{
             moment: parse_moment(f"{where}: {moment}", body[moment])

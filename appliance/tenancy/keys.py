@@ -10,10 +10,14 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from appliance.tenancy.allowances import UNLIMITED, Limits
+
 KEY_BYTES = 37
 """Random bytes that `make_key` takes: 5 for the id, 32 for the secret."""
 KEY_FORMAT = re.compile(r"^sk-(?P<key_id>[a-z2-7]{8})-(?P<secret>[A-Za-z0-9_-]{43})$")
 KEY_ID_FORMAT = re.compile(r"[a-z2-7]{8}")
+MAKER_FORMAT = re.compile(r"[a-z2-7]{8}|jwt:[0-9a-f]{16}")
+"""Id of a key, or of the subject of a token."""
 DIGEST_FORMAT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -44,6 +48,12 @@ class ApiKey:
     """Parts of the admin API that an admin key may use; None for all of them."""
     models: tuple[str, ...] | None = None
     """Models of its tenant that it may use; None for all of them."""
+    limits: Limits = UNLIMITED
+    """Enforced beside its tenant's."""
+    manage_keys: bool = False
+    """Whether it may make further keys of its tenant, and rotate and revoke those."""
+    made_by: str | None = None
+    """The key, or the subject of a token, of the tenant that made it; None if an admin did."""
     created_at: int | None = None
     """Unix time; None if unknown."""
     expires_at: int | None = None
@@ -72,6 +82,9 @@ def make_key(
     admin: bool = False,
     scopes: frozenset[AdminScope] | None = None,
     models: tuple[str, ...] | None = None,
+    limits: Limits = UNLIMITED,
+    manage_keys: bool = False,
+    made_by: str | None = None,
     created_at: int | None = None,
     expires_at: int | None = None,
 ) -> tuple[str, ApiKey]:
@@ -85,6 +98,9 @@ def make_key(
         admin=admin,
         scopes=scopes,
         models=models,
+        limits=limits,
+        manage_keys=manage_keys,
+        made_by=made_by,
         created_at=created_at,
         expires_at=expires_at,
     )

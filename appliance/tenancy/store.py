@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Table, delete, insert, select, update
 from appliance.errors import ConfigurationError, TenantConflictError, TenantsUnavailableError
 from appliance.infra.data_directory import Installation
 from appliance.infra.database import Database, SqlStore
+from appliance.tenancy.allowances import UNLIMITED, encode_limits, parse_limits
 from appliance.tenancy.file import encode_policy, parse_policy
 from appliance.tenancy.keys import AdminScope, ApiKey
 from appliance.tenancy.roster import Roster, sorted_tenants
@@ -228,16 +229,21 @@ def _encode_key(tenant: str, key: ApiKey) -> dict[str, Any]:
         **row,
         "models": None if key.models is None else json.dumps(key.models),
         "scopes": None if key.scopes is None else json.dumps(sorted(key.scopes)),
+        # NULL if it has none, so that rows from before there were such columns keep their MAC.
+        "limits": None if key.limits == UNLIMITED else json.dumps(encode_limits(key.limits), sort_keys=True),
+        "manage_keys": key.manage_keys or None,
     }
 
 
 def _decode_key(row: Mapping[str, Any]) -> ApiKey:
     values = dict(row)
     del values["tenant"]
-    models, scopes = values.pop("models"), values.pop("scopes")
+    models, scopes, limits = values.pop("models"), values.pop("scopes"), values.pop("limits")
     return ApiKey(
         models=None if models is None else tuple(json.loads(models)),
         # NULL is every scope, as of keys from before there were scopes.
         scopes=None if scopes is None else frozenset(map(AdminScope, json.loads(scopes))),
+        limits=UNLIMITED if limits is None else parse_limits("a key", json.loads(limits)),
+        manage_keys=bool(values.pop("manage_keys")),
         **values,
     )

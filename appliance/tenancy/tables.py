@@ -36,6 +36,9 @@ api_keys = Table(
     Column("rotated_at", BigInteger),
     Column("revoked_at", BigInteger),
     Column("scopes", Text),
+    Column("limits", Text),
+    Column("manage_keys", Boolean),
+    Column("made_by", Text),
 )
 
 # One row, incremented by every change, so that gateways poll only it; each change compares it first, so

@@ -29,6 +29,14 @@ def postgres_url(postgres):
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request):
+    """Of a database without any table."""
+    if request.param == "sqlite":
+        return request.getfixturevalue("sqlite_url")
+    return request.getfixturevalue("postgres").new_database()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request):
     """Of a database that keeps what it has."""
     return request.getfixturevalue({"sqlite": "sqlite_url", "postgresql": "postgres_url"}[request.param])

@@ -1,16 +1,26 @@
-"""State that gateways share besides the log: who controls the workers, and the overrides of operators."""
+"""State that gateways share besides the log: who controls the workers, overrides of operators, tenants."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from appliance.control.approvals import SqlApprovalStore
 from appliance.control.override import Override, SqlOverrideStore
+from appliance.errors import InvalidApiKeyError
 from appliance.infra.lease import SqlLease
+from appliance.infra.logs import configure_logs
+from appliance.infra.settings import LogSettings
 from appliance.speculation.values import SpeculationMode
+from appliance.tenancy import Limits, Tenant, TenantDirectory, make_key
+from appliance.tenancy.directory import EndedMakerError
+from appliance.tenancy.edits import mint_key, revoke_key, rotate_key
+from appliance.tenancy.store import SqlTenantStore
+from appliance.tenancy.watch import TenantWatch
 from tests.clock import Clock
+from tests.roster import roster_mac
 
 NOW = 1_800_000_000.0
 
@@ -89,3 +99,49 @@ async def test_an_override_is_visible_to_every_gateway_until_it_is_removed(url, 
     assert await asked.list() == ()
     asked.close()
     acting.close()
+
+
+async def test_a_revoked_maker_ends_its_keys_on_every_gateway_when_it_ends_itself(url, open_store, tmp_path):
+    """At the same poll; and a rotation of the maker leaves its keys as they are."""
+    open_store(url)
+    now, clock = int(NOW), Clock(NOW)
+    text, maker = make_key(b"m" * 37)
+    minted_text, minted = make_key(b"t" * 37)
+    next_text, successor = make_key(b"n" * 37)
+    maker = replace(maker, manage_keys=True, limits=Limits(requests_per_minute=60))
+    with (
+        closing(SqlTenantStore(url, roster_mac(tmp_path))) as acting,
+        closing(SqlTenantStore(url, roster_mac(tmp_path))) as polling,
+    ):
+        roster = acting.write(acting.read(), (Tenant(name="acme", keys=(maker,)),))
+        made = mint_key(roster.tenants, "acme", maker, minted, now=now)
+        roster = acting.write(roster, made)
+        other = TenantDirectory(clock=clock)
+        watch = TenantWatch(
+            store=polling,
+            directory=other,
+            logger=configure_logs(LogSettings(level="error"), terminal=False),
+            clock=clock,
+            stale_seconds=900,
+            seconds=1.0,
+        )
+        await watch.poll()
+        ledgers = [
+            [(each.ledger, each.limits) for each in other.authenticate(key).key_limits]
+            for key in (text, minted_text)
+        ]
+        assert ledgers[0] == ledgers[1] != []
+        rotated = rotate_key(roster.tenants, maker.key_id, successor, now=now, overlap_seconds=0)
+        roster = acting.write(roster, rotated)
+        await watch.poll()
+        with pytest.raises(InvalidApiKeyError):
+            other.authenticate(text)
+        assert other.authenticate(minted_text).maker == other.authenticate(next_text).key
+        acting.write(roster, revoke_key(roster.tenants, successor.key_id, now=now))
+        assert other.authenticate(minted_text)
+        assert other.authenticate(next_text)
+        await watch.poll()
+        with pytest.raises(InvalidApiKeyError):
+            other.authenticate(next_text)
+        with pytest.raises(EndedMakerError):
+            other.authenticate(minted_text)

@@ -14,7 +14,7 @@ from appliance.audit.store import Head
 from appliance.errors import TenantConflictError, TenantsAlteredError, TenantsUnavailableError
 from appliance.infra import schema
 from appliance.infra.schema import grants
-from appliance.tenancy import AdminScope, Limits, Tenant, encode_tenants, parse_tenants
+from appliance.tenancy import AdminScope, ApiKey, Limits, Tenant, encode_tenants, parse_tenants
 from appliance.tenancy.edits import add_key, create_tenant, import_tenants, revoke_key, rotate_key
 from appliance.tenancy.roster import Roster, sorted_tenants
 from appliance.tenancy.store import SqlTenantStore
@@ -118,22 +118,17 @@ def test_unreadable_row_is_an_error_and_never_a_default(store, url, execute, col
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_log_from_before_tenants_gets_their_tables(kind, request, open_store, open_tenants, monkeypatch):
+def test_a_log_from_before_tenants_gets_their_tables(empty_url, open_store, open_tenants, monkeypatch):
     """Entries stay; no tenant exists yet."""
-    if kind == "sqlite":
-        url = request.getfixturevalue("sqlite_url")
-    else:
-        url = request.getfixturevalue("postgres").new_database()
     with monkeypatch.context() as patch:
         patch.setattr(schema, "NEWEST", "0001")
         patch.setattr(schema, "KNOWN", ("0001",))
-        schema.upgrade_database(url)
-        grower = Grower(open_store(url))
+        schema.upgrade_database(empty_url)
+        grower = Grower(open_store(empty_url))
         grower.append((EntryType.AUDIT_READ, None))
-    schema.upgrade_database(url)
-    assert open_store(url).head() == Head.of(grower.tree)
-    assert open_tenants(url).read() == Roster()
+    schema.upgrade_database(empty_url)
+    assert open_store(empty_url).head() == Head.of(grower.tree)
+    assert open_tenants(empty_url).read() == Roster()
 
 
 def test_an_admin_key_without_scopes_has_all_of_them(store):
@@ -145,26 +140,22 @@ def test_an_admin_key_without_scopes_has_all_of_them(store):
     assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 10
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_an_admin_key_from_before_scopes_has_all_of_them(kind, request, open_tenants, execute, monkeypatch):
+def test_an_admin_key_from_before_scopes_has_all_of_them(empty_url, open_tenants, execute, monkeypatch):
     """As the upgrade leaves it, before the tenants are sealed."""
-    if kind == "sqlite":
-        url = request.getfixturevalue("sqlite_url")
-    else:
-        url = request.getfixturevalue("postgres").new_database()
     with monkeypatch.context() as patch:
         patch.setattr(schema, "NEWEST", "0005")
-        schema.upgrade_database(url)
+        schema.upgrade_database(empty_url)
     execute(
-        url, "INSERT INTO tenants VALUES ('operator', '[]', 'auto', 'none', 'standard', '[]', '{}', false)"
+        empty_url,
+        "INSERT INTO tenants VALUES ('operator', '[]', 'auto', 'none', 'standard', '[]', '{}', false)",
     )
     execute(
-        url,
+        empty_url,
         "INSERT INTO api_keys (key_id, tenant, digest, admin)"
         f" VALUES ('{ADMIN.key_id}', 'operator', '{ADMIN.digest}', true)",
     )
-    schema.upgrade_database(url)
-    (operator,) = open_tenants(url).read_unverified().roster.tenants
+    schema.upgrade_database(empty_url)
+    (operator,) = open_tenants(empty_url).read_unverified().roster.tenants
     assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 5
 
 
@@ -178,6 +169,66 @@ def test_scopes_that_cannot_be_read_are_an_error_and_never_all_of_them(
     monkeypatch.setattr(type(store.mac), "check", lambda *_, **__: None)
     with pytest.raises(TenantsUnavailableError, match="cannot be understood"):
         store.read()
+
+
+@pytest.mark.parametrize(
+    "limits", ["nonsense", "null", "[]", '{"tokens": 1}', '{"requests_per_minute": "60"}', '{"by_model": 1}']
+)
+def test_limits_of_a_key_that_cannot_be_read_are_an_error_and_never_none(
+    store, url, execute, limits, monkeypatch
+):
+    """Even with a right MAC."""
+    store.write(store.read(), (ACME,))
+    execute(url, f"UPDATE api_keys SET limits = '{limits}'")
+    monkeypatch.setattr(type(store.mac), "check", lambda *_, **__: None)
+    with pytest.raises(TenantsUnavailableError, match="cannot be understood"):
+        store.read()
+
+
+OLD_MAC_KEY = "a key of thirty-two characters or more"
+OLD_MAC = "e83499da0128d4dd61ad810cb93f2b81e675860b3c7d8b6c1c1b858909f8df8e"
+"""As a version before limits of keys computed it for these rows and generation 7."""
+OLD_TENANTS = (
+    """('acme', '["demo"]', 'auto', 'none', 'standard', '[]', '{"requests_per_minute": 60}', false)""",
+    "('operator', '[]', 'auto', 'none', 'standard', '[]', '{}', false)",
+)
+OLD_SCOPES = '["read", "tenants"]'
+OLD_KEYS = (
+    f"""('aaaaaaaa', 'acme', '{"aa" * 32}', false, '["demo"]', NULL, 1, 9, 3, NULL, NULL)""",
+    f"""('bbbbbbbb', 'acme', '{"bb" * 32}', false, '["demo"]', 'aaaaaaaa', 3, NULL, NULL, 5, NULL)""",
+    f"""('cccccccc', 'operator', '{"cc" * 32}', true, NULL, NULL, 2, NULL, NULL, NULL, '{OLD_SCOPES}')""",
+)
+
+
+def test_tenants_from_before_limits_of_keys_keep_their_mac(empty_url, open_tenants, execute, monkeypatch):
+    """No seal is needed after the upgrade, and no key may do more than before."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "NEWEST", "0012")
+        schema.upgrade_database(empty_url)
+    execute(empty_url, f"INSERT INTO tenants VALUES {', '.join(OLD_TENANTS)}")
+    execute(
+        empty_url,
+        "INSERT INTO api_keys (key_id, tenant, digest, admin, models, replaces, created_at, expires_at, "
+        f"rotated_at, revoked_at, scopes) VALUES {', '.join(OLD_KEYS)}",
+    )
+    execute(empty_url, f"UPDATE tenancy_generation SET generation = 7, mac = '{OLD_MAC}'")
+    schema.upgrade_database(empty_url)
+    store = open_tenants(empty_url)
+    store.mac.key.write_text(OLD_MAC_KEY)
+    store.mac.key.chmod(0o600)
+    roster = store.read()
+    acme, operator = roster.tenants
+    demo = {"models": ("demo",)}
+    assert acme.keys == (
+        ApiKey(key_id="aaaaaaaa", digest="aa" * 32, **demo, created_at=1, expires_at=9, rotated_at=3),
+        ApiKey(key_id="bbbbbbbb", digest="bb" * 32, **demo, created_at=3, replaces="aaaaaaaa", revoked_at=5),
+    )
+    scopes = frozenset({AdminScope.READ, AdminScope.TENANTS})
+    assert operator.keys == (
+        ApiKey(key_id="cccccccc", digest="cc" * 32, admin=True, scopes=scopes, created_at=2),
+    )
+    changed = store.write(roster, revoke_key(roster.tenants, "cccccccc", now=5))
+    assert store.read() == changed
 
 
 def test_the_role_of_gateways_may_change_tenants(postgres, postgres_url, open_tenants, execute):
@@ -216,7 +267,7 @@ INSERTED = (
     "INSERT INTO api_keys (key_id, tenant, digest, admin) "
     f"VALUES ('aaaabbbb', 'acme', '{STORED.digest}', {{yes}})"
 )
-REVOKED_KEY = "ccccdddd"
+REVOKED_KEY, MANAGER_KEY, MINTED_KEY = "ccccdddd", "eeeeffff", "gggghhhh"
 ATTACKS = {
     "insert an admin key": (INSERTED,),
     "make a key an admin key": (f"UPDATE api_keys SET admin = {{yes}} WHERE key_id = '{STORED.key_id}'",),
@@ -226,6 +277,20 @@ ATTACKS = {
     "move a key to another tenant": ("UPDATE api_keys SET tenant = 'other'",),
     "give models": ("UPDATE tenants SET models = '[\"*\"]' WHERE name = 'other'",),
     "lift limits": ("UPDATE tenants SET limits = '{{}}' WHERE name = 'other'",),
+    "lift a key's limits": (f"UPDATE api_keys SET limits = NULL WHERE key_id = '{MANAGER_KEY}'",),
+    "raise a key's limits": (
+        """UPDATE api_keys SET limits = '{{"requests_per_minute": 61}}' WHERE limits IS NOT NULL""",
+    ),
+    "limit a key": ("""UPDATE api_keys SET limits = '{{"requests_per_minute": 0}}' WHERE limits IS NULL""",),
+    "let a key make keys": (f"UPDATE api_keys SET manage_keys = {{yes}} WHERE key_id = '{STORED.key_id}'",),
+    "let a key make no keys": (f"UPDATE api_keys SET manage_keys = NULL WHERE key_id = '{MANAGER_KEY}'",),
+    "free a key of its maker": (f"UPDATE api_keys SET made_by = NULL WHERE key_id = '{MINTED_KEY}'",),
+    "give a key another maker": (
+        f"UPDATE api_keys SET made_by = '{STORED.key_id}' WHERE key_id = '{MINTED_KEY}'",
+    ),
+    "hand a key to a manager": (
+        f"UPDATE api_keys SET made_by = '{MANAGER_KEY}' WHERE key_id = '{STORED.key_id}'",
+    ),
     "delete a key": (f"DELETE FROM api_keys WHERE key_id = '{REVOKED_KEY}'",),
     "delete a tenant": ("DELETE FROM tenants WHERE name = 'other'",),
     "add a tenant": (
@@ -243,12 +308,14 @@ ATTACKS = {
 }
 OTHER = Tenant(name="other", models=("demo",), limits=Limits(requests_per_minute=1))
 REVOKED = replace(STORED, key_id=REVOKED_KEY, revoked_at=5, expires_at=9)
+MANAGER = replace(STORED, key_id=MANAGER_KEY, manage_keys=True, limits=Limits(requests_per_minute=60))
+MINTED = replace(STORED, key_id=MINTED_KEY, made_by=MANAGER_KEY)
 
 
 @pytest.fixture
 def written(store):
     """Tenants and keys that were written in order."""
-    keys = (STORED, REVOKED, ADMIN)
+    keys = (STORED, REVOKED, ADMIN, MANAGER, MINTED)
     return store.write(store.read(), sorted_tenants((Tenant(name="acme", keys=keys), OTHER)))
 
 

@@ -56,16 +56,13 @@ class FormerVersion:
         self._engine.dispose()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def old_url(request, tmp_path, monkeypatch):
+@pytest.fixture
+def old_url(empty_url, monkeypatch):
     """A database with the tables of version 0.1.0."""
-    url = f"sqlite:///{tmp_path}/audit.db"
-    if request.param == "postgresql":
-        url = request.getfixturevalue("postgres").new_database()
     with monkeypatch.context() as patch:
         patch.setattr(schema, "NEWEST", "0007")
-        schema.upgrade_database(url)
-    return url
+        schema.upgrade_database(empty_url)
+    return empty_url
 
 
 @pytest.fixture

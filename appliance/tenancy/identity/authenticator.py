@@ -11,13 +11,19 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from appliance.errors import InvalidApiKeyError
 from appliance.infra.settings import TlsSettings
 from appliance.tenancy import ApiKey, Caller, TenantDirectory
+from appliance.tenancy.directory import EndedMakerError
 from appliance.tenancy.identity.certificates import ClientCertificate, find_tenant
 from appliance.tenancy.identity.credentials import is_token, presented
 from appliance.tenancy.identity.provider import IdentityProvider
 from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
 
-MAY_BE_NEW = {RefusalReason.API_KEY, RefusalReason.TOKEN_TENANT, RefusalReason.CERTIFICATE_TENANT}
+MAY_BE_NEW = {
+    RefusalReason.API_KEY,
+    RefusalReason.API_KEY_MAKER,
+    RefusalReason.TOKEN_TENANT,
+    RefusalReason.CERTIFICATE_TENANT,
+}
 
 
 class Authenticator:
@@ -72,6 +78,8 @@ class Authenticator:
     def _by_key(self, key: str) -> Caller:
         try:
             return self._directory.authenticate(key)
+        except EndedMakerError as error:
+            raise RefusedCallerError(RefusalReason.API_KEY_MAKER) from error
         except InvalidApiKeyError as error:
             raise RefusedCallerError(RefusalReason.API_KEY) from error
 
@@ -82,7 +90,13 @@ class Authenticator:
         tenant = self._directory.tenant(bearer.tenant)
         if tenant is None:
             raise RefusedCallerError(RefusalReason.TOKEN_TENANT)
-        key = ApiKey(key_id=bearer.key_id, digest="", admin=bearer.is_admin, scopes=bearer.scopes)
+        key = ApiKey(
+            key_id=bearer.key_id,
+            digest="",
+            admin=bearer.is_admin,
+            scopes=bearer.scopes,
+            manage_keys=bearer.manages_keys,
+        )
         return Caller(tenant=tenant, key=key)
 
     def _by_certificate(self, certificate: ClientCertificate) -> Caller:

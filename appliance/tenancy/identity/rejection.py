@@ -16,6 +16,8 @@ class RefusalReason(StrEnum):
     CREDENTIALS_DISAGREE = "credentials_disagree"
     API_KEY = "api_key"
     """Unknown, malformed, revoked or expired."""
+    API_KEY_MAKER = "api_key_maker"
+    """The key that made it is revoked or expired."""
     TOKENS_NOT_ACCEPTED = "tokens_not_accepted"
     TOKEN_MALFORMED = "token_malformed"  # noqa: S105 - a word for the log
     TOKEN_ALGORITHM = "token_algorithm"  # noqa: S105 - as above

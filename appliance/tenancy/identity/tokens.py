@@ -53,6 +53,8 @@ class Bearer:
     is_admin: bool
     scopes: frozenset[AdminScope] | None = None
     """Of an admin; None for all of them."""
+    manages_keys: bool = False
+    """Of a tenant's caller: whether it may make keys."""
     valid_until: float
     """Unix time after which it is refused."""
 
@@ -107,6 +109,7 @@ def read_claims(claims: Mapping[str, Any], settings: OidcSettings) -> Bearer:
         key_id=subject_id("jwt", claims["iss"], claims["sub"]),
         is_admin=bool(granted),
         scopes=_scopes_of(granted, settings),
+        manages_keys=not granted and not _words(_claim(claims, settings)).isdisjoint(settings.manage_values),
         valid_until=int(claims["exp"]) + settings.leeway_seconds,
     )
 
@@ -130,6 +133,10 @@ def _scopes_of(granted: set[str], settings: OidcSettings) -> frozenset[AdminScop
     if not granted <= settings.admin_scopes.keys():
         return None
     return frozenset(AdminScope(scope) for value in granted for scope in settings.admin_scopes[value])
+
+
+def _claim(claims: Mapping[str, Any], settings: OidcSettings) -> object:
+    return None if settings.manage_claim is None else claims.get(settings.manage_claim)
 
 
 def _words(claim: object) -> set[str]:

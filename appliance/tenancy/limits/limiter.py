@@ -1,5 +1,5 @@
 """
-All tenants' limits in one gateway.
+All limits of tenants and keys in one gateway.
 
 Most requests are admitted at once, from what this gateway holds of the tenant's limits.  A request that
 needs more waits for an exchange with the database, shared by all waiting requests.  Reports are sent
@@ -10,7 +10,7 @@ After a crash what the gateway held counts as used: the tenant loses it, the lim
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from zoneinfo import ZoneInfo
@@ -20,10 +20,11 @@ from appliance.infra.database import Database
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LimitSettings
+from appliance.tenancy.allowances import KeyLimits, Limits
 from appliance.tenancy.limits.estimate import RequestSize, TokenEstimate
 from appliance.tenancy.limits.holding import Holding
 from appliance.tenancy.limits.ledger import LeaseTerms
-from appliance.tenancy.limits.limiting import UNLIMITED, Reservation
+from appliance.tenancy.limits.limiting import UNLIMITED, JoinedReservation, Reservation
 from appliance.tenancy.limits.quota import Measure
 from appliance.tenancy.limits.refusal import render_headers
 from appliance.tenancy.limits.share import TenantShare
@@ -32,13 +33,17 @@ from appliance.tenancy.limits.tenant_limiter import TenantLimiter
 from appliance.tenancy.tenant import Tenant
 
 Clock = Callable[[], float]
+YOUR_TENANT = "your tenant"
 RENEW_SECONDS = 0.5
 """Time between two reports of a gateway; a lease is at least four times as long."""
 
 
+_Limited = tuple[str, TenantLimiter]  # and who has the limits, in the words of a refusal
+
+
 class Limiter:
     """
-    Enforces tenants' limits; made by `open_limits`.
+    Enforces limits of tenants and keys; made by `open_limits`.
 
     `guess_tokens` are reserved for an answer of unknown length; `clock` is monotonic;
     `wall_clock` is Unix time, for messages only.
@@ -62,39 +67,71 @@ class Limiter:
         self._wake = asyncio.Event()
         self._failure: str | None = None
 
-    async def enter(self, tenant: Tenant) -> Reservation:
+    async def enter(self, tenant: Tenant, keys: Sequence[KeyLimits] = ()) -> Reservation:
         """Reserve a request of limits that do not depend on its body; raises as `wait`."""
-        if (limiter := self._limiter(tenant)) is None or not (need := limiter.share.need_to_enter):
-            return UNLIMITED
-        return limiter.share.take(need, self._clock()) or await self._wait(limiter, tenant, "", None)
 
-    def take(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation | None:
+        async def enter_one(holder: str, limiter: TenantLimiter) -> Reservation:
+            if not (need := limiter.share.need_to_enter):
+                return UNLIMITED
+            found = limiter.share.take(need, self._clock())
+            return found or await self._wait(limiter, tenant, holder, "", None)
+
+        return await _join(self._limiters(tenant, keys), enter_one)
+
+    def take(
+        self, tenant: Tenant, model: str, size: RequestSize, keys: Sequence[KeyLimits] = ()
+    ) -> Reservation | None:
         """Admit a request for an existing model; None if it has to `wait`."""
-        if (limiter := self._limiter(tenant)) is None:
-            return UNLIMITED
-        need = limiter.share.need(model, size.estimate(self._guess_tokens))
-        return limiter.share.take(need, self._clock())
+        taken: list[Reservation] = []
+        for _, limiter in self._limiters(tenant, keys):
+            need = limiter.share.need(model, size.estimate(self._guess_tokens))
+            part = limiter.share.take(need, self._clock())
+            if part is None:
+                JoinedReservation(taken).release()
+                return None
+            taken.append(part)
+        return _joined(taken)
 
-    async def wait(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation:
+    async def wait(
+        self, tenant: Tenant, model: str, size: RequestSize, keys: Sequence[KeyLimits] = ()
+    ) -> Reservation:
         """Admit a request as soon as the database allows it; raises as `TenantLimiter.wait`."""
-        if (limiter := self._limiter(tenant)) is None:
-            return UNLIMITED
-        return await self._wait(limiter, tenant, model, size.estimate(self._guess_tokens))
+        estimate = size.estimate(self._guess_tokens)
+
+        async def wait_for_one(holder: str, limiter: TenantLimiter) -> Reservation:
+            need = limiter.share.need(model, estimate)
+            # Alone, its units are certainly missing; with others, any of them may have missed some.
+            found = limiter.share.take(need, self._clock()) if keys else None
+            return found or await self._wait(limiter, tenant, holder, model, estimate)
+
+        return await _join(self._limiters(tenant, keys), wait_for_one)
 
     async def _wait(
-        self, limiter: TenantLimiter, tenant: Tenant, model: str, estimate: TokenEstimate | None
+        self,
+        limiter: TenantLimiter,
+        tenant: Tenant,
+        holder: str,
+        model: str,
+        estimate: TokenEstimate | None,
     ) -> Reservation:
         try:
-            return await limiter.wait(model, estimate, now=self._clock(), wall_time=self._wall_clock())
+            return await limiter.wait(
+                model, estimate, holder=holder, now=self._clock(), wall_time=self._wall_clock()
+            )
         except LimitReachedError as refused:
             self._metrics.limit_refusals.labels(tenant.name, refused.limit).inc()
             raise
 
-    def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:
-        """Rate-limit headers of an answer to this tenant; empty if it has no limits."""
-        if (limiter := self._limiter(tenant)) is None:
-            return {}
-        return render_headers(limiter.share.of_model(model or ""), self._clock())
+    def headers(
+        self, tenant: Tenant, model: str | None = None, keys: Sequence[KeyLimits] = ()
+    ) -> dict[str, str]:
+        """Rate-limit headers of an answer to this tenant; empty if neither it nor its key has limits."""
+        holdings = [
+            holding
+            for _, limiter in self._limiters(tenant, keys)
+            for holding in limiter.share.of_model(model or "")
+        ]
+        return render_headers(holdings, self._clock())
 
     async def run(self) -> None:
         next_round = self._clock()
@@ -128,18 +165,25 @@ class Limiter:
         for limiter in self._tenants.values():
             limiter.fail()
 
-    def _limiter(self, tenant: Tenant) -> TenantLimiter | None:
-        limiter = self._tenants.get(tenant.name)
-        if limiter is not None and limiter.share.limits is tenant.limits:
-            return limiter if limiter.share.holdings else None
+    def _limiters(self, tenant: Tenant, keys: Sequence[KeyLimits]) -> list[_Limited]:
+        """Those with limits: of the keys, which are narrower, and then of the tenant."""
+        found = [(each.holder, self._limiter(each.ledger, each.limits)) for each in keys]
+        found.append((YOUR_TENANT, self._limiter(tenant.name, tenant.limits, shown=True)))
+        return [each for each in found if each[1].share.holdings]
+
+    def _limiter(self, name: str, limits: Limits, *, shown: bool = False) -> TenantLimiter:
+        limiter = self._tenants.get(name)
+        if limiter is not None and limiter.share.limits is limits:
+            return limiter
         if limiter is None:
-            limiter = self._tenants[tenant.name] = TenantLimiter(tenant.limits, self._terms, self._wake.set)
-        elif limiter.share.limits == tenant.limits:
-            limiter.share.limits = tenant.limits  # equal, read again
+            limiter = self._tenants[name] = TenantLimiter(limits, self._terms, self._wake.set)
+        elif limiter.share.limits == limits:
+            limiter.share.limits = limits  # equal, read again
         else:
-            limiter.change(tenant.limits)
-        self._publish(tenant.name, limiter.share)
-        return limiter if limiter.share.holdings else None
+            limiter.change(limits)
+        if shown:
+            self._publish(name, limiter.share)
+        return limiter
 
     async def _exchange(self, limiters: Mapping[str, TenantLimiter], *, leaves: bool = False) -> None:
         if not limiters:
@@ -175,6 +219,26 @@ class Limiter:
             else:
                 with suppress(KeyError):
                     self._metrics.limit_used.remove(tenant, measure)
+
+
+async def _join(
+    limiters: Sequence[_Limited], reserve: Callable[[str, TenantLimiter], Awaitable[Reservation]]
+) -> Reservation:
+    """Reserve of each, in order; of none if one refuses."""
+    taken: list[Reservation] = []
+    try:
+        for holder, limiter in limiters:
+            taken.append(await reserve(holder, limiter))
+    except BaseException:
+        JoinedReservation(taken).release()
+        raise
+    return _joined(taken)
+
+
+def _joined(parts: Sequence[Reservation]) -> Reservation:
+    if not parts:
+        return UNLIMITED
+    return parts[0] if len(parts) == 1 else JoinedReservation(parts)
 
 
 def _fullest(holdings: Sequence[Holding], clock: Clock) -> float:

@@ -5,6 +5,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from appliance.tenancy.allowances import KeyLimits
 from appliance.tenancy.limits.estimate import RequestSize
 from appliance.tenancy.limits.holding import Holding, TakenUnits
 from appliance.tenancy.tenant import Tenant
@@ -53,36 +54,65 @@ class HeldReservation:
             holding.release(interval, units)
 
 
-class Limiting(Protocol):
-    """Enforces tenants' limits; see `appliance.tenancy.limits.limiter`."""
+class JoinedReservation:
+    """Reservations of several limited parties, for one request."""
 
-    async def enter(self, tenant: Tenant) -> Reservation:
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Reservation]) -> None:
+        self._parts = parts
+
+    def settle(self, tokens: int) -> None:
+        for part in self._parts:
+            part.settle(tokens)
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+class Limiting(Protocol):
+    """Enforces limits of tenants, and of the request's `keys`; see `appliance.tenancy.limits.limiter`."""
+
+    async def enter(self, tenant: Tenant, keys: Sequence[KeyLimits] = ()) -> Reservation:
         """
         Reserve what a request needs of the tenant's limits of requests, before its body is read.
 
         The reservation is released when the whole need is known and `take` is called.  Raises as `wait`.
         """
 
-    def take(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation | None:
+    def take(
+        self, tenant: Tenant, model: str, size: RequestSize, keys: Sequence[KeyLimits] = ()
+    ) -> Reservation | None:
         """Admit a request; None if it has to `wait`."""
 
-    async def wait(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation:
+    async def wait(
+        self, tenant: Tenant, model: str, size: RequestSize, keys: Sequence[KeyLimits] = ()
+    ) -> Reservation:
         """Admit a request as soon as possible; raises LimitReachedError and LimitsUnavailableError."""
 
-    def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]: ...
+    def headers(
+        self, tenant: Tenant, model: str | None = None, keys: Sequence[KeyLimits] = ()
+    ) -> dict[str, str]: ...
 
 
 class NoLimits:
-    async def enter(self, tenant: Tenant) -> Reservation:
+    async def enter(self, tenant: Tenant, keys: Sequence[KeyLimits] = ()) -> Reservation:
         return UNLIMITED
 
-    def take(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation | None:
+    def take(
+        self, tenant: Tenant, model: str, size: RequestSize, keys: Sequence[KeyLimits] = ()
+    ) -> Reservation | None:
         return UNLIMITED
 
-    async def wait(self, tenant: Tenant, model: str, size: RequestSize) -> Reservation:
+    async def wait(
+        self, tenant: Tenant, model: str, size: RequestSize, keys: Sequence[KeyLimits] = ()
+    ) -> Reservation:
         return UNLIMITED
 
-    def headers(self, tenant: Tenant, model: str | None = None) -> dict[str, str]:
+    def headers(
+        self, tenant: Tenant, model: str | None = None, keys: Sequence[KeyLimits] = ()
+    ) -> dict[str, str]:
         return {}
 
 

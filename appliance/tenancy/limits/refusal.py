@@ -61,27 +61,27 @@ def spell_seconds(seconds: float) -> str:
 
 
 def refusal(
-    quota: Quota, decision: LimitDecision, units: int, *, now: float, zone: ZoneInfo
+    quota: Quota, decision: LimitDecision, units: int, *, holder: str, now: float, zone: ZoneInfo
 ) -> LimitReachedError:
-    """The error for a request that needs so many units of a limit; `now` is Unix time."""
+    """The error for a request that needs so many units of the holder's limit; `now` is Unix time."""
     measure, seconds = quota.measure, decision.seconds
     of = f"{quota.limit} {_UNITS[measure]}" + (f" of the model `{quota.model}`" if quota.model else "")
     if seconds is None:
         shorter = "Send less, or ask for a shorter answer with `max_tokens`."
         advice = shorter if measure.is_tokens else "Ask the operator to raise it."
         return RequestOverLimitError(
-            f"This request needs {units}, and your limit is {of}. {advice}", limit=measure
+            f"This request needs {units}, and the limit of {holder} is {of}. {advice}", limit=measure
         )
     if measure.is_budget:
         period = period_at(measure, now, zone)
         return BudgetUsedUpError(
-            f"Your limit of {of} is used up for {period.name} ({zone.key}). "
+            f"The limit of {holder}, {of}, is used up for {period.name} ({zone.key}). "
             f"It resets in {spell_seconds(seconds)}.",
             limit=measure,
             retry_seconds=seconds,
         )
     return LimitReachedError(
-        f"Your limit of {of} is reached. Try again in {spell_seconds(seconds)}.",
+        f"The limit of {holder}, {of}, is reached. Try again in {spell_seconds(seconds)}.",
         limit=measure,
         retry_seconds=seconds,
     )

@@ -27,8 +27,8 @@ class RecentRefusal:
 
 
 class WaitingRequest:
-    def __init__(self, model: str, estimate: TokenEstimate | None) -> None:
-        self.model, self.estimate = model, estimate
+    def __init__(self, model: str, estimate: TokenEstimate | None, holder: str) -> None:
+        self.model, self.estimate, self.holder = model, estimate, holder
         self.future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
 
 
@@ -53,16 +53,16 @@ class TenantLimiter:
         self.share.change(limits)
 
     async def wait(
-        self, model: str, estimate: TokenEstimate | None, *, now: float, wall_time: float
+        self, model: str, estimate: TokenEstimate | None, *, holder: str, now: float, wall_time: float
     ) -> Reservation:
         """
         Wait until the ledger has admitted a request; without an estimate, as far as it needs none.
 
-        Raises LimitReachedError if a limit is used up, or the request is larger than it, and
-        LimitsUnavailableError if the database cannot be reached.
+        `holder` is who has the limits, for the caller.  Raises LimitReachedError if a limit is used up, or
+        the request is larger than it, and LimitsUnavailableError if the database cannot be reached.
         """
-        self._refuse_at_once(self.share.need(model, estimate), now, wall_time)
-        request = WaitingRequest(model, estimate)
+        self._refuse_at_once(self.share.need(model, estimate), holder, now, wall_time)
+        request = WaitingRequest(model, estimate, holder)
         if not self._waiting:
             self.ask_at = now
         self._waiting.append(request)
@@ -114,9 +114,9 @@ class TenantLimiter:
             self._waiting.append(request)
             return
         self._refused[decision.key] = RecentRefusal(units=units, decision=decision, at=now)
-        request.future.set_exception(self._error(decision, units, wall_time))
+        request.future.set_exception(self._error(decision, units, request.holder, wall_time))
 
-    def _refuse_at_once(self, need: Need, now: float, wall_time: float) -> None:
+    def _refuse_at_once(self, need: Need, holder: str, now: float, wall_time: float) -> None:
         """Repeat a refusal since the last report for a request that needs at least as much."""
         for holding, units in need:
             refused = self._refused.get(holding.key)
@@ -126,8 +126,8 @@ class TenantLimiter:
                 and units > holding.free
                 and now - refused.at < self._terms.renew_seconds
             ):
-                raise self._error(refused.decision, units, wall_time)
+                raise self._error(refused.decision, units, holder, wall_time)
 
-    def _error(self, decision: LimitDecision, units: int, wall_time: float) -> LimitReachedError:
+    def _error(self, decision: LimitDecision, units: int, holder: str, wall_time: float) -> LimitReachedError:
         quota = self.share.quotas[decision.key]
-        return refusal(quota, decision, units, now=wall_time, zone=self._terms.zone)
+        return refusal(quota, decision, units, holder=holder, now=wall_time, zone=self._terms.zone)

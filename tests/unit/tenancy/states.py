@@ -35,8 +35,11 @@ SCOPES = st.none() | st.frozensets(st.sampled_from(AdminScope), min_size=1)
 KEY_IDS = st.from_regex(r"[a-z2-7]{8}", fullmatch=True)
 
 
-def _key(raw, scopes, models, replaces, moments):
-    admin, scopes = scopes
+SUBJECTS = st.from_regex(r"jwt:[0-9a-f]{16}", fullmatch=True)
+
+
+def _key(raw, permissions, models, made_by, replaces, moments):
+    admin, scopes, limits, manage_keys = permissions
     _, key = make_key(raw, admin=admin, scopes=scopes, models=models)
     created_at, expires_at, rotated_at, revoked_at = moments
     return type(key)(
@@ -45,6 +48,9 @@ def _key(raw, scopes, models, replaces, moments):
         admin=admin,
         scopes=scopes,
         models=models,
+        limits=limits,
+        manage_keys=manage_keys,
+        made_by=made_by,
         replaces=replaces,
         created_at=created_at,
         expires_at=expires_at,
@@ -53,19 +59,21 @@ def _key(raw, scopes, models, replaces, moments):
     )
 
 
-KEYS = st.builds(
-    _key,
-    st.binary(min_size=37, max_size=37),
-    st.just((False, None)) | st.tuples(st.just(True), SCOPES),
-    st.none() | MODELS,
-    st.none() | KEY_IDS,
-    st.tuples(MOMENTS, MOMENTS, MOMENTS, MOMENTS),
-)
 _BOUNDS = st.fixed_dictionaries({}, optional={name: st.integers(0, LARGEST) for name in BOUNDS})
 LIMITS = st.builds(
     lambda bounds, by_model: Limits(**bounds, by_model=MappingProxyType(by_model)),
     _BOUNDS,
     st.dictionaries(MODEL, _BOUNDS.map(lambda bounds: Limits(**bounds)), max_size=2),
+)
+KEYS = st.builds(
+    _key,
+    st.binary(min_size=37, max_size=37),
+    st.tuples(st.just(False), st.none(), LIMITS, st.booleans())
+    | st.tuples(st.just(True), SCOPES, st.just(Limits()), st.just(False)),
+    st.none() | MODELS,
+    st.none() | KEY_IDS | SUBJECTS,
+    st.none() | KEY_IDS,
+    st.tuples(MOMENTS, MOMENTS, MOMENTS, MOMENTS),
 )
 TENANT = st.builds(
     Tenant,

@@ -1,6 +1,7 @@
 """Who is calling, by key, token or certificate."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from appliance.tenancy.identity.certificates import ClientCertificate
 from appliance.tenancy.identity.provider import IdentityProvider, open_provider
 from appliance.tenancy.identity.rejection import RefusalReason, RefusedCallerError
 from appliance.tenancy.identity.tokens import subject_id
+from appliance.tenancy.keys import MAKER_FORMAT
 from tests.clock import Clock
 from tests.identity_provider import AUDIENCE, ISSUER, Provider, publish
 
@@ -49,6 +51,8 @@ def settings(tmp_path) -> OidcSettings:
         admin_claim="roles",
         admin_values=("admin", "auditor"),
         admin_scopes={"auditor": ("read",)},
+        manage_claim="roles",
+        manage_values=("keys",),
     )
 
 
@@ -90,6 +94,27 @@ def test_a_token_with_the_admins_claim_is_an_admin(provider):
     caller = who.identify(bearer(PROVIDER.token(roles=["admin"])))
     assert (caller.tenant.name, caller.key.admin, caller.key.scopes) == ("operator", True, None)
     assert who.identify(bearer(PROVIDER.token(roles=["auditor"]))).key.scopes == {"read"}
+
+
+def test_a_token_with_the_claim_may_make_keys_of_its_tenant(provider):
+    """An admin's never, and no certificate."""
+    who = Authenticator(DIRECTORY, provider=provider, tls=TLS)
+    made = {
+        tuple(roles): who.identify(bearer(PROVIDER.token(roles=roles))).key
+        for roles in (["keys"], [], ["admin", "keys"])
+    }
+    assert {roles: key.manage_keys for roles, key in made.items()} == {
+        ("keys",): True, (): False, ("admin", "keys"): False,
+    }  # fmt: skip
+    assert MAKER_FORMAT.fullmatch(made["keys",].key_id)
+    assert not who.identify([], ACME).key.manage_keys
+
+
+def test_a_key_whose_maker_ended_is_refused_with_a_reason_of_its_own():
+    minted = replace(STORED, made_by="mmmmmmmm")
+    who = Authenticator(TenantDirectory((Tenant(name="acme", keys=(minted,)),)))
+    assert refused(who, bearer(KEY)) is RefusalReason.API_KEY_MAKER
+    assert refused(who, bearer(KEY[:-1] + "!")) is RefusalReason.API_KEY
 
 
 def test_every_refusal_has_the_same_message_and_its_reason(provider):

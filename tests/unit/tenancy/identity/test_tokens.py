@@ -245,6 +245,41 @@ def test_no_claim_grants_the_admin_api_by_default():
     assert verify_token(PROVIDER.token(admin=True, roles=["admin"]), KEYS, SETTINGS).is_admin is False
 
 
+MANAGING = {"manage_claim": "groups", "manage_values": ("key-makers", "leads")}
+
+
+@pytest.mark.parametrize(
+    ("groups", "manages"),
+    [
+        ("key-makers", True),
+        (["staff", "leads"], True),
+        ("key-makers leads", False),
+        (["staff"], False),
+        ([], False),
+        ([["leads"]], False),
+        ([True, 1], False),
+        (None, False),
+        (True, False),
+        ({"leads": True}, False),
+    ],
+)
+def test_claim_grants_the_making_of_keys(groups, manages):
+    """Present, absent, or of another type."""
+    token = PROVIDER.token(groups=groups)
+    assert verify_token(token, KEYS, settings(**MANAGING)).manages_keys is manages
+    assert verify_token(token, KEYS, SETTINGS).manages_keys is False
+    assert verify_token(PROVIDER.token(), KEYS, settings(**MANAGING)).manages_keys is False
+
+
+def test_an_admins_token_makes_no_keys_of_a_tenant():
+    """Even if both claims are one, with a value for each."""
+    given = settings(admin_claim="groups", admin_values=("admins",), **MANAGING)
+    admin = verify_token(PROVIDER.token(groups=["admins", "leads"]), KEYS, given)
+    assert (admin.is_admin, admin.manages_keys) == (True, False)
+    lead = verify_token(PROVIDER.token(groups=["leads"]), KEYS, given)
+    assert (lead.is_admin, lead.manages_keys) == (False, True)
+
+
 def test_subject_id_is_stable_and_opaque():
     """One subject has one id over all its tokens; subjects and issuers that look alike do not share one."""
     ids = {

@@ -12,7 +12,7 @@ from appliance.errors import LimitReachedError, LimitsUnavailableError, RequestO
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
-from appliance.tenancy.allowances import Limits
+from appliance.tenancy.allowances import KeyLimits, Limits
 from appliance.tenancy.limits.estimate import RequestSize
 from appliance.tenancy.limits.limiter import Limiter
 from appliance.tenancy.limits.limiting import UNLIMITED
@@ -44,7 +44,7 @@ class FailingStore(MemoryLedgerStore):
 
 
 class Gateway:
-    """A limiter, and one tenant's requests to it."""
+    """A limiter, and one tenant's requests to it, with a key of these limits."""
 
     def __init__(self, store, limits):
         self.store, self.metrics = store, Metrics(CollectorRegistry())
@@ -58,16 +58,26 @@ class Gateway:
             logger=configure_logs(LogSettings(level="error"), terminal=False),
         )
         self.tenant = Tenant(name="acme", limits=limits)
+        self.keys = ()
 
     def take(self):
-        return self.limiter.take(self.tenant, "demo", SIZE)
+        return self.limiter.take(self.tenant, "demo", SIZE, self.keys)
 
     async def let_in(self):
-        return self.take() or await self.limiter.wait(self.tenant, "demo", SIZE)
+        return self.take() or await self.limiter.wait(self.tenant, "demo", SIZE, self.keys)
+
+    async def enter(self):
+        return await self.limiter.enter(self.tenant, self.keys)
+
+    def headers(self):
+        return self.limiter.headers(self.tenant, "demo", self.keys)
 
     @property
     def share(self):
-        return self.limiter._tenants["acme"].share
+        return self.share_of("acme")
+
+    def share_of(self, ledger):
+        return self.limiter._tenants[ledger].share
 
     @property
     def page(self):
@@ -275,3 +285,149 @@ async def test_removed_limit_leaves_the_metrics(gateway):
         await one.let_in()
         assert 'limit="tokens_per_day"' not in one.page
         assert 'appliance_limit_used_ratio{limit="requests_per_minute",tenant="acme"} 0.2' in one.page
+
+
+def key(ledger="key:k", *, holder="this key", **limits):
+    return KeyLimits(ledger=ledger, limits=Limits(**limits), holder=holder)
+
+
+def in_use(gateway, *ledgers):
+    return [gateway.share_of(each).holdings["concurrent_requests"].in_use for each in ledgers]
+
+
+@pytest.mark.parametrize("begin", [Gateway.let_in, Gateway.enter])
+@pytest.mark.parametrize(
+    ("of_key", "of_maker", "of_tenant", "holder"),
+    [
+        (3, 50, 50, "this key"),
+        (50, 3, 50, "the key that made this one"),
+        (50, 50, 3, "your tenant"),
+        (3, 50, 3, "this key"),
+    ],
+)
+async def test_the_first_of_several_limits_that_is_used_up_refuses(
+    gateway, begin, of_key, of_maker, of_tenant, holder
+):
+    """Exactly so many are admitted, and the refusal names whose limit it is."""
+    async with gateway(requests_per_minute=of_tenant) as one:
+        one.keys = (
+            key(requests_per_minute=of_key),
+            key("key:m", holder="the key that made this one", requests_per_minute=of_maker),
+        )
+        ended = await asyncio.gather(*(begin(one) for _ in range(10)), return_exceptions=True)
+        refused = [each for each in ended if isinstance(each, LimitReachedError)]
+        assert len(refused) == 7
+        assert {f"The limit of {holder}, 3 requests per minute, is" in str(each) for each in refused} == {
+            True
+        }
+        with pytest.raises(LimitReachedError, match=f"The limit of {holder}, 3"):
+            await begin(one)
+        assert 'appliance_limit_refusals_total{limit="requests_per_minute",tenant="acme"} 8.0' in one.page
+        assert "key:" not in one.page
+
+
+@pytest.mark.parametrize("begin", [Gateway.let_in, Gateway.enter])
+async def test_units_of_a_key_are_given_back_if_the_tenant_has_none(gateway, begin):
+    """Refused requests of the tenant use up nothing of the key."""
+    async with gateway(concurrent_requests=1) as one:
+        one.keys = (key(requests_per_minute=4, concurrent_requests=20),)
+        for _ in range(3):
+            first = await begin(one)
+            for _ in range(5):
+                with pytest.raises(LimitReachedError, match="your tenant, 1 concurrent"):
+                    await begin(one)
+            assert in_use(one, "key:k", "acme") == [1, 1]
+            first.settle(0)
+        (await begin(one)).settle(0)
+        with pytest.raises(LimitReachedError, match="this key, 4 requests"):
+            await begin(one)
+        assert in_use(one, "key:k", "acme") == [0, 0]
+
+
+async def test_take_gives_back_what_it_took_of_a_key_and_its_maker(gateway):
+    async with gateway(concurrent_requests=1) as one:
+        one.keys = (key(concurrent_requests=20), key("key:m", concurrent_requests=20))
+        first = await one.let_in()
+        held = [one.share_of(each).holdings["concurrent_requests"] for each in ("key:k", "key:m")]
+        await until(lambda: all(each.free for each in held))
+        before = [each.free for each in held]
+        assert one.take() is None
+        assert [each.free for each in held] == before
+        assert in_use(one, "key:k", "key:m", "acme") == [1, 1, 1]
+        first.release()
+        assert in_use(one, "key:k", "key:m", "acme") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("begin", [Gateway.let_in, Gateway.enter])
+async def test_request_cancelled_while_its_tenant_waits_releases_the_keys_units(gateway, begin):
+    """At whatever moment it happens, of whatever was taken by then."""
+    async with gateway(concurrent_requests=50, tokens_per_minute=100_000) as one:
+        one.keys = (
+            key(concurrent_requests=50, tokens_per_minute=99_000),
+            key("key:m", concurrent_requests=9),
+        )
+        for number in range(150):
+            waiting = [asyncio.create_task(begin(one)) for _ in range(3)]
+            for _ in range(number % 20):
+                await asyncio.sleep(0)
+            if number % 4 == 0:
+                await asyncio.sleep(0.001 * (number % 3))
+            for task in waiting:
+                task.cancel()
+            for ended in await asyncio.gather(*waiting, return_exceptions=True):
+                if not isinstance(ended, BaseException):
+                    ended.settle(0)
+        assert in_use(one, "key:k", "key:m", "acme") == [0, 0, 0]
+        await until(lambda: one.headers()["x-ratelimit-remaining-tokens"] == "99000")
+
+
+async def test_units_of_a_key_are_given_back_if_the_tenants_cannot_be_checked(gateway):
+    """The key's units suffice; those of the tenant are asked for, and the database is away."""
+    async with gateway(concurrent_requests=2) as one:
+        one.keys = (key(concurrent_requests=20),)
+        running = [await one.let_in() for _ in range(2)]
+        holding = one.share_of("key:k").holdings["concurrent_requests"]
+        await until(lambda: holding.free)
+        one.store.is_away = True
+        with pytest.raises(LimitsUnavailableError):
+            await one.let_in()
+        assert in_use(one, "key:k", "acme") == [2, 2]
+        for each in running:
+            each.settle(0)
+        assert in_use(one, "key:k", "acme") == [0, 0]
+
+
+async def test_keys_that_replace_one_another_share_what_is_used(gateway):
+    """A rotation gives no new budget; another key has its own."""
+    async with gateway(requests_per_minute=50) as one:
+        one.keys = (key(requests_per_minute=2),)
+        await one.let_in()
+        one.keys = (key(requests_per_minute=2, holder="the key that made this one"),)
+        await one.let_in()
+        with pytest.raises(LimitReachedError, match="the key that made this one, 2"):
+            await one.let_in()
+        one.keys = (key("key:other", requests_per_minute=2),)
+        await one.let_in()
+
+
+async def test_headers_show_the_tighter_of_key_and_tenant(gateway):
+    """By what is left, of requests and of tokens each."""
+    async with gateway(requests_per_minute=50, tokens_per_day=100) as one:
+        one.keys = (key(requests_per_minute=10, tokens_per_day=1000),)
+        (await one.let_in()).settle(7)
+        assert {name: value for name, value in one.headers().items() if "reset" not in name} == {
+            "x-ratelimit-limit-requests": "10",
+            "x-ratelimit-remaining-requests": "9",
+            "x-ratelimit-limit-tokens": "100",
+            "x-ratelimit-remaining-tokens": "93",
+        }
+        assert one.limiter.headers(one.tenant, "demo")["x-ratelimit-limit-requests"] == "50"
+
+
+async def test_a_key_of_a_tenant_without_limits_has_its_own(gateway):
+    async with gateway() as one:
+        one.keys = (key(tokens_per_day=1000),)
+        (await one.let_in()).settle(7)
+        assert one.headers()["x-ratelimit-remaining-tokens"] == "993"
+        await one.limiter.close()
+        assert set(one.store.ledgers) == {"key:k"}

@@ -58,15 +58,16 @@ def test_new_usage_resets_in_a_minute():
     assert headers["x-ratelimit-reset-requests"] == "1m0s"
 
 
-def refused(measure, seconds, *, model=None):
+def refused(measure, seconds, *, model=None, holder="your tenant"):
     quota = Quota(measure=measure, limit=60, model=model)
-    return refusal(quota, LimitDecision(LimitVerdict.REFUSED, quota.key, seconds), 70, now=NOON, zone=UTC)
+    decision = LimitDecision(LimitVerdict.REFUSED, quota.key, seconds)
+    return refusal(quota, decision, 70, holder=holder, now=NOON, zone=UTC)
 
 
 def test_refusal_names_the_limit_and_the_retry_time():
     error = refused(Measure.REQUESTS, 22.5)
     assert type(error) is LimitReachedError
-    assert str(error) == "Your limit of 60 requests per minute is reached. Try again in 23s."
+    assert str(error) == "The limit of your tenant, 60 requests per minute, is reached. Try again in 23s."
     assert error.retry_seconds == 22.5
 
 
@@ -78,8 +79,15 @@ def test_used_up_budget_names_its_period():
     error = refused(Measure.DAY, 3600.0)
     assert type(error) is BudgetUsedUpError
     assert str(error) == (
-        "Your limit of 60 tokens per day is used up for 2025-11-21 (UTC). It resets in 1h0m0s."
+        "The limit of your tenant, 60 tokens per day, is used up for 2025-11-21 (UTC). It resets in 1h0m0s."
     )
+
+
+@pytest.mark.parametrize(
+    ("measure", "seconds"), [(Measure.REQUESTS, 1.0), (Measure.DAY, 1.0), (Measure.TOKENS, None)]
+)
+def test_refusal_by_a_limit_of_the_key_names_the_key(measure, seconds):
+    assert "he limit of this key" in str(refused(measure, seconds, holder="this key"))
 
 
 def test_request_over_the_limit_names_what_it_needs():
