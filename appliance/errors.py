@@ -27,6 +27,10 @@ class InvalidRequestError(ApplianceError):
         self.code = code
 
 
+class KeyExceedsMakerError(InvalidRequestError):
+    """The key that a tenant makes would allow more than the key or token that it is made with."""
+
+
 class NeedsTargetOnlyWorkerError(InvalidRequestError):
     """The request must not be speculated, and every worker of its model speculates."""
 
@@ -40,7 +44,7 @@ class InvalidApiKeyError(ApplianceError):
 
 
 class MissingScopeError(ApplianceError):
-    """The admin key or token is valid, and lacks the scope that the message names."""
+    """The key or token is valid, and lacks the scope or permission that the message names."""
 
 
 class HeadTooLargeError(ApplianceError):
@@ -128,7 +132,7 @@ class AtCapacityError(ApplianceError):
 
 
 class LimitReachedError(ApplianceError):
-    """A limit of the tenant is used up and will be available again later."""
+    """A limit of the tenant or key is used up and will be available again later."""
 
     def __init__(self, message: str, *, limit: str = "", retry_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -139,11 +143,11 @@ class LimitReachedError(ApplianceError):
 
 
 class RequestOverLimitError(LimitReachedError):
-    """One request needs more than a limit of the tenant ever allows."""
+    """One request needs more than a limit of the tenant or key ever allows."""
 
 
 class BudgetUsedUpError(LimitReachedError):
-    """The tenant's tokens of the day or the month are used up."""
+    """The tokens of the tenant or key for the day or the month are used up."""
 
 
 class LimitsUnavailableError(ApplianceError):
@@ -296,6 +300,7 @@ ERROR_TABLE: dict[type[ApplianceError], ErrorSpec] = {
     NeedsTargetOnlyWorkerError: _rejected(HTTPStatus.BAD_REQUEST, "needs_target_only_worker"),
     BodyTooLargeError: _rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large"),
     InvalidApiKeyError: _rejected(HTTPStatus.UNAUTHORIZED, "invalid_api_key", kind="authentication_error"),
+    KeyExceedsMakerError: _rejected(HTTPStatus.BAD_REQUEST, "key_exceeds_maker"),
     MissingScopeError: _rejected(HTTPStatus.FORBIDDEN, "missing_scope", kind="permission_error"),
     HeadTooLargeError: _rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large"),
     RequestTooSlowError: _rejected(HTTPStatus.REQUEST_TIMEOUT, "request_too_slow", retryable=True),

@@ -6,6 +6,7 @@ The worker is real HTTP on loopback, so disconnects, half-sent frames and dead s
 
 import asyncio
 import json
+import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,9 +37,8 @@ from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.serving.dialects.routes import ROUTES
-from appliance.serving.vllm.middleware import LEAVING
 from appliance.serving.vllm.scheduler_control import SchedulerControl
-from appliance.serving.worker_protocol import LEAVING_HEADER, SPECULATION_PATH, USAGE_PATH
+from appliance.serving.worker_protocol import LEAVING, LEAVING_HEADER, SPECULATION_PATH, USAGE_PATH
 from appliance.speculation.values import Reason
 from tests.leaks import COMPLETION, PROMPT
 
@@ -272,20 +272,13 @@ class FakeWorker:
         app.router.add_get("/health", _answer(web.Response))
         app.router.add_get("/version", _answer(lambda: web.json_response({"version": "0.32.0"})))
         app.router.add_get("/metrics", self.metrics_page)
-        app.router.add_get(SPECULATION_PATH, self.speculation)
-        app.router.add_put(SPECULATION_PATH, self.speculation)
         app.router.add_get(USAGE_PATH + "{request_id}", self.usage)
         app.router.add_get("/v1/models", _answer(lambda: web.json_response({"data": self.listed()})))
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self.tls)
-        await site.start()
-        host, port = runner.addresses[0]
-        self.url = f"{'http' if self.tls is None else 'https'}://{host}:{port}"
-        try:
+        control = web.Application(middlewares=[self.admit])
+        control.router.add_get(SPECULATION_PATH, self.speculation)
+        control.router.add_put(SPECULATION_PATH, self.speculation)
+        async with serving_pair(app, control, tls=self.tls) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
@@ -334,6 +327,36 @@ class FakeWorker:
             {"id": name, "created": 1, "max_model_len": 2048, "parent": self.parents.get(name)}
             for name in self.models
         ]
+
+
+@asynccontextmanager
+async def serving_pair(
+    app: web.Application, control: web.Application, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """A worker's two listeners, on two free ports of loopback that follow each other; yields its URL."""
+    host = "127.0.0.1"
+    runners = [
+        web.AppRunner(each, handler_cancellation=True, shutdown_timeout=0.1) for each in (app, control)
+    ]
+    try:
+        for runner in runners:
+            await runner.setup()
+        bound = _two_sockets(host)
+        for runner, listening in zip(runners, bound, strict=True):
+            await web.SockSite(runner, listening, ssl_context=tls).start()
+        yield f"{'http' if tls is None else 'https'}://{host}:{bound[0].getsockname()[1]}"
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+def _two_sockets(host: str) -> tuple[socket.socket, socket.socket]:
+    while True:
+        first = socket.create_server((host, 0))
+        try:
+            return first, socket.create_server((host, first.getsockname()[1] + 1))
+        except (OSError, OverflowError):
+            first.close()
 
 
 def uncounted_refusals() -> RefusedCallers:

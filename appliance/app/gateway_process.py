@@ -45,6 +45,7 @@ from appliance.gateway.attribution import Attribution
 from appliance.gateway.batch.answerer import Answerer
 from appliance.gateway.batch.batch_runner import BatchRunner
 from appliance.gateway.batch.batch_setup import OpenBatches, open_batches
+from appliance.gateway.cost.reader import UsageReader
 from appliance.gateway.gateway import Gateway, GatewayPolicy
 from appliance.gateway.intents import IntentRecorder
 from appliance.gateway.outcomes import OutcomeRecorder
@@ -107,6 +108,7 @@ class GatewayRole(GatewayOpener):
                 urls=self.settings.pool.urls,
                 discover=self.settings.pool.discover,
                 seconds=self.settings.pool.discover_seconds,
+                control_port=self.settings.pool.control_port,
                 logger=self.logger,
             )
             console = self._make_console(opened, control)
@@ -356,6 +358,12 @@ class GatewayRole(GatewayOpener):
         if not chosen.enabled:
             return None
         audit, installation = self.settings.audit, self.installation
+
+        def vkey() -> str:
+            return encode_keys(
+                load_public_keys(installation.signing_key, audit.origin, installation.public_key)
+            )
+
         return Console(
             settings=chosen,
             sessions=Sessions(
@@ -366,15 +374,20 @@ class GatewayRole(GatewayOpener):
             verification=LogVerification(
                 database_url=installation.database_url,
                 scratch=installation.directory,
-                vkey=lambda: encode_keys(
-                    load_public_keys(installation.signing_key, audit.origin, installation.public_key)
-                ),
+                vkey=vkey,
                 witnesses=audit.witnesses,
                 keep_free_bytes=audit.low_disk_bytes,
                 clock=WALL_CLOCK,
             ),
+            usage=UsageReader(
+                database_url=installation.database_url,
+                settings=self.settings.cost,
+                time_zone=self.settings.limits.time_zone,
+            ),
             witnesses=lambda: opened.witnessing.level,
             timestamps=lambda: opened.timestamping.level,
+            open_log=lambda: SqlAuditStore(installation.database_url),
+            vkey=vkey,
             clock=clock,
         )
 

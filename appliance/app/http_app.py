@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from appliance.api import admin, batches, files, openai, ops
+from appliance.api import admin, batches, files, openai, ops, own_keys
 from appliance.api.console import pages
 from appliance.api.console.headers import ConsoleHeaders
 from appliance.api.documentation import documentation_routes
@@ -23,9 +23,9 @@ from appliance.api.services import Services
 from appliance.errors import ERROR_TABLE, UNEXPECTED, ApplianceError, ErrorSpec, RouteNotFoundError, spec_of
 from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings
-from appliance.tenancy import Tenant
+from appliance.tenancy import Caller
 
-API_ROUTERS = (ops.health, openai.router, files.router, batches.router)
+API_ROUTERS = (ops.health, openai.router, files.router, batches.router, own_keys.router)
 ADMIN_ROUTERS = (ops.metrics, admin.router)  # and the console's, if it is enabled
 CLIENT_GONE = 499  # nginx's status for a client that left; no client receives it
 
@@ -57,8 +57,8 @@ def _create(
         app.include_router(router)
     app.router.routes.extend(documentation_routes(services.documentation))
 
-    def limit_headers(tenant: Tenant, model: str | None) -> dict[str, str]:
-        return services.gateway.limits.headers(tenant, model)
+    def limit_headers(caller: Caller, model: str | None) -> dict[str, str]:
+        return services.gateway.limits.headers(caller.tenant, model, caller.key_limits)
 
     def count(rendering: ErrorSpec) -> None:
         services.metrics.errors.labels(rendering.code).inc()

@@ -99,6 +99,7 @@ async def _run(read_settings: Callable[[], Settings]) -> None:
             urls=settings.pool.urls,
             discover=settings.pool.discover,
             seconds=settings.pool.discover_seconds,
+            control_port=settings.pool.control_port,
             logger=logger,
         )
         healthy = health.aio.HealthServicer()

@@ -23,7 +23,7 @@ import uvloop
 
 from appliance.api.http.server import allow_open_files, bind, is_loopback, make_server
 from appliance.api.http.tls import Tls, open_tls
-from appliance.app.announcer import Announcer
+from appliance.app.announcer import Announcer, status_text
 from appliance.app.gateway_process import GatewayParts, GatewayRole
 from appliance.app.http_app import create_admin_app, create_app
 from appliance.app.worker_process import Listeners, WorkerRole
@@ -34,10 +34,12 @@ from appliance.drafts.registry.site_registry import open_registry
 from appliance.errors import ApplianceError, ConfigurationError
 from appliance.gateway.tracing.endpoint import refuse_public
 from appliance.infra.data_directory import Installation, locate, prepare
-from appliance.infra.logs import Logger, configure_logs, take_over_libraries
+from appliance.infra.logs import Logger, configure_logs, open_log_file, take_over_libraries
 from appliance.infra.os_account import account_name
-from appliance.infra.settings import ApiSettings, Settings, WorkerSettings, process_environment
+from appliance.infra.settings import ApiSettings, LogSettings, Settings, WorkerSettings, process_environment
+from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import WorkerId
+from appliance.serving.worker_log import KEPT_LOGS, LARGEST_LOG, rotate
 from appliance.sovereignty.egress.plan import plan_egress
 from appliance.sovereignty.egress.prober import Prober
 from appliance.sovereignty.environment import refuse_egress_variables
@@ -47,6 +49,7 @@ from appliance.tenancy.identity.files import keep_renewed
 
 DISTRIBUTION = "sovereign-appliance"
 COLLECT_AFTER = (10_000, 20, 20)
+STATUS_SECONDS = 1.0
 
 
 class Role(StrEnum):
@@ -67,12 +70,12 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
     settings = read_settings()
     refuse_public(settings.tracing)
     version = installed_version(DISTRIBUTION)
-    logger = configure_logs(settings.log, terminal=sys.stderr.isatty())
-    take_over_libraries(logger)
     installation = locate(settings)
     prepare(installation, create_signing_key=create_signing_key)
     announcer = Announcer(sys.stdout)
     announcer.started(version, installation)
+    logger = open_log(settings.log, installation, announcer, terminal=sys.stderr.isatty())
+    take_over_libraries(logger)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -142,7 +145,13 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             parts.discovery.run(),
             parts.egress.run(),
             parts.services.workers.reload_on(hangup, f"cli:{account_name()}"),
-            _announce_when_ready(parts, announcer, installation, *(_url(each, tls) for each in listeners)),
+            _announce_when_ready(
+                parts,
+                announcer,
+                installation,
+                *(_url(each, tls) for each in listeners),
+                shows_status=announcer.is_terminal and settings.log.format == "auto",
+            ),
             keep_renewed([part for part in (tls, *parts.renewable) if part is not None]),
         ]
         if parts.services.console is not None:
@@ -153,6 +162,22 @@ async def _run(read_settings: Callable[[], Settings], roles: frozenset[Role]) ->
             )
         _freeze_gc()
         await _until_stopped(stop, announcer, *running, drain=drain)
+
+
+def open_log(
+    settings: LogSettings, installation: Installation, announcer: Announcer, *, terminal: bool
+) -> Logger:
+    """Write the log to standard error, or to a file if that is a terminal, where a person reads."""
+    if not terminal or settings.format != "auto":
+        return configure_logs(settings, terminal=terminal)
+    path = installation.logs / "appliance.log"
+    try:
+        rotate(path)
+        file = open_log_file(path, largest=LARGEST_LOG, kept=KEPT_LOGS)  # until the process ends
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the log {path}: {error.strerror}") from error
+    announcer.say(f"log              {path}  (here with --log json)")
+    return configure_logs(settings, terminal=False, file=file, on_warning=announcer.note_warning)
 
 
 def _fit(settings: ApiSettings, logger: Logger, *, is_plain: bool) -> ApiSettings:
@@ -261,10 +286,26 @@ def _url(listener: socket.socket, tls: Tls | None) -> str:
 
 
 async def _announce_when_ready(
-    parts: GatewayParts, announcer: Announcer, installation: Installation, url: str, admin_url: str
+    parts: GatewayParts,
+    announcer: Announcer,
+    installation: Installation,
+    url: str,
+    admin_url: str,
+    *,
+    shows_status: bool,
 ) -> None:
     await parts.opened.pool.wait_healthy()
     console = parts.services.console is not None
     documentation = parts.services.documentation is not None
     models = sorted(parts.opened.pool.models())
     announcer.ready(installation, url, admin_url, models, console=console, documentation=documentation)
+    if shows_status:
+        await _show_status(parts.opened.pool, announcer)
+
+
+async def _show_status(pool: WorkerPool, announcer: Announcer) -> None:
+    # A terminal that is gone or paused must neither end nor block the gateway.
+    with suppress(OSError):
+        while True:
+            await asyncio.to_thread(announcer.show_status, status_text(pool.snapshots, pool.in_flight))
+            await asyncio.sleep(STATUS_SECONDS)

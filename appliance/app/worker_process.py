@@ -175,6 +175,7 @@ class WorkerRole:
         worker = Worker(
             worker_id=WORKER_ID,
             url=plan.url,
+            control_port=plan.control_port,
             weights=pair.target.digest,
             draft=pair.draft.digest if pair.draft else "",
             mode=SpeculationMode.TARGET_ONLY if chosen.method == "none" else SpeculationMode.SPECULATIVE,
@@ -192,7 +193,7 @@ class WorkerRole:
             choice=choice,
             plan_with=partial(launch, asked),
             connect_ports=engine_ports(chosen, device, ports_chosen_by_kernel())
-            | {port}
+            | {port, plan.control_port}
             | collector_ports(tracing),
             wall=wall,
         )

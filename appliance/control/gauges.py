@@ -25,7 +25,7 @@ def publish_worker(metrics: Metrics, after: WorkerSnapshot) -> None:
     metrics.speculation_probed_steps.labels(worker).set(figures.probed_steps)
     for bucket, draft_tokens in figures.draft_tokens.items():
         metrics.speculation_draft_tokens.labels(worker, str(bucket)).set(draft_tokens)
-        break_even = figures.costs[bucket].break_even(max(figures.choices))
+        break_even = figures.costs.break_evens(bucket).get(max(figures.choices))
         if break_even is not None:
             metrics.break_even_length.labels(worker, str(bucket)).set(break_even)
     window = figures.window

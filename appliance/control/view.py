@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from appliance.serving.worker import WorkerSnapshot
-from appliance.speculation.goodput import best_choice
 from appliance.speculation.values import Decision, Reason, SpeculationMode
 
 
@@ -35,7 +34,7 @@ def view_of(snapshot: WorkerSnapshot, *, now: float, wall_now: float) -> WorkerV
     figures, reading = snapshot.figures, snapshot.reading
     return WorkerView(
         since=wall_now - (now - figures.since),
-        buckets=tuple(_bucket(snapshot, bucket) for bucket in sorted(figures.costs)),
+        buckets=tuple(_bucket(snapshot, bucket) for bucket in figures.draft_tokens),
         exploration_share=figures.exploration_share,
         controllable=reading is not None and reading.controllable,
         problems=reading.problems if reading is not None else (),
@@ -44,17 +43,19 @@ def view_of(snapshot: WorkerSnapshot, *, now: float, wall_now: float) -> WorkerV
 
 def _bucket(snapshot: WorkerSnapshot, bucket: int) -> BucketView:
     decision, figures = snapshot.decision, snapshot.figures
-    costs, draft_tokens = figures.costs[bucket], figures.draft_tokens[bucket]
-    best = best_choice(figures.window, costs, figures.choices)
+    draft_tokens, break_evens = figures.draft_tokens[bucket], figures.costs.break_evens(bucket)
+    seconds_per_token = figures.costs.seconds_per_token[bucket]
+    payoffs = {k: figures.acceptance.gain(k, 0).mean - math.log(even) for k, even in break_evens.items()}
+    best = max(payoffs, key=payoffs.__getitem__, default=None) if figures.window.drafts else None
     return BucketView(
         bucket=bucket,
         draft_tokens=draft_tokens,
         reason=_reason(decision, draft_tokens),
-        break_even=costs.break_even(best[0] if best is not None else max(figures.choices)),
-        break_evens=MappingProxyType({k: math.exp(ratio.mean) for k, ratio in sorted(costs.ratios.items())}),
-        payoff=best[1].mean if best is not None else None,
+        break_even=break_evens.get(max(figures.choices) if best is None else best),
+        break_evens=break_evens,
+        payoff=None if best is None else payoffs[best],
         tokens_per_second=MappingProxyType(
-            {k: 1.0 / seconds for k, seconds in sorted(costs.seconds_per_token.items()) if seconds > 0}
+            {k: 1.0 / seconds for k, seconds in sorted(seconds_per_token.items()) if seconds > 0}
         ),
     )
 

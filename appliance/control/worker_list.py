@@ -21,6 +21,8 @@ from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.sovereignty.ports import pool_ports
 from appliance.sovereignty.wall import NO_WALL, Wall
 
+RELOADED = ("urls", "discover", "control_port")
+
 
 class Record(Protocol):
     """Makes an entry durable, or fails with `AuditError`."""
@@ -52,20 +54,20 @@ class WorkerList:
 
     async def reload(self, actor: str) -> Changes:
         """
-        Apply `pool.urls` and `pool.discover` of the current settings file, and nothing else of it.
+        Apply `pool.urls`, `pool.discover` and `pool.control_port` of the current settings file, and no more.
 
         If it raises ControlRefusedError (wrong settings) or AuditError, nothing changed.
         """
         try:
             fresh = self._read_settings().pool
-            workers_at(fresh.urls)
+            workers_at(fresh.urls, fresh.control_port)
             if fresh.discover is not None:
                 parse_service(fresh.discover)
             self._wall.check(pool_ports(fresh), "pool")
         except ConfigurationError as error:
             raise ControlRefusedError(str(error)) from error
         before = self._settings.pool
-        changed = [name for name in ("urls", "discover") if getattr(before, name) != getattr(fresh, name)]
+        changed = [name for name in RELOADED if getattr(before, name) != getattr(fresh, name)]
         if changed:
             pool = before.model_copy(update={name: getattr(fresh, name) for name in changed})
             settings = self._settings.model_copy(update={"pool": pool})
@@ -77,7 +79,7 @@ class WorkerList:
                 actor=actor,
             )
             self._settings = settings
-        changes = self._discovery.replace(fresh.urls, fresh.discover)
+        changes = self._discovery.replace(fresh.urls, fresh.discover, fresh.control_port)
         self._logger.info("workers_reloaded", count=len(changes.joined) + len(changes.left))
         return changes
 

@@ -2,12 +2,13 @@
 Durable writes: every file that must survive a power cut is written through these functions.
 
 A file is durable once it was flushed itself, and its name once the directory was.  Failures are `OSError`:
-callers translate them.  A crash inside `write_atomically` leaves the old file or the new one, whole; a
-crash inside `create_private` may leave a part of the file.
+callers translate them.  A file that others read has its whole content as soon as it has its name: a crash
+inside `write_atomically` leaves the old file or the new one, inside `create_private` the new one or none.
 """
 
 import fcntl
 import os
+import secrets
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -41,10 +42,13 @@ def sync_files(directory: Path) -> None:
 
 def create_private(path: Path, content: bytes) -> None:
     """Create a durable file that only its owner can read; FileExistsError if the name is taken."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        sync_file(file)
+    # Random, as gateways in several pods, each process 1, may share the directory.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        _write(temporary, content, OWNER_ONLY)
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 
@@ -56,12 +60,7 @@ def write_atomically(path: Path, content: bytes, *, temporary: Path | None = Non
     """
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            if mode == FOR_ALL:
-                os.fchmod(descriptor, mode)
-            file.write(content)
-            sync_file(file)
+        _write(temporary, content, mode)
         temporary.replace(path)
         # Without this, a power cut may bring the old file back.
         sync_directory(path.parent)
@@ -69,6 +68,15 @@ def write_atomically(path: Path, content: bytes, *, temporary: Path | None = Non
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        if mode == FOR_ALL:
+            os.fchmod(descriptor, mode)
+        file.write(content)
+        sync_file(file)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -10,7 +10,9 @@ Libraries log into the same stream, as events that name the place and never the 
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -32,19 +34,54 @@ ALLOWED = frozenset(
 Logger = structlog.typing.FilteringBoundLogger
 
 
-def configure_logs(settings: LogSettings, *, terminal: bool) -> Logger:
+class RotatedFile(RotatingFileHandler):
+    """A log file that rotates by size, in the form structlog writes to."""
+
+    def msg(self, message: str) -> None:
+        self.handle(logging.makeLogRecord({"msg": message}))
+
+    debug = info = warning = error = critical = msg
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as it is named there
+        """Drop the line: a full disk must not end what is logged about."""
+
+
+def open_log_file(path: Path, *, largest: int, kept: int) -> RotatedFile:
+    """Append to a file of at most `largest` bytes; `kept` older ones stay as `.1` and on; raises OSError."""
+    return RotatedFile(path, maxBytes=largest, backupCount=kept, encoding="utf-8")
+
+
+def configure_logs(
+    settings: LogSettings,
+    *,
+    terminal: bool,
+    file: RotatedFile | None = None,
+    on_warning: Callable[[Mapping[str, Any]], None] = lambda _event: None,
+) -> Logger:
+    """
+    Write to `file`, by default to standard error; `terminal` says whether that is one.
+
+    `on_warning` is called with each event of the level warning or above, by the thread that logs it.
+    """
+
+    def pass_warnings(_logger: object, _name: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        if logging.getLevelNamesMapping()[event["level"].upper()] >= logging.WARNING:
+            on_warning(event)
+        return event
+
     as_json = settings.format == "json" or (settings.format == "auto" and not terminal)
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=terminal)
     )
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     logger: Logger = structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        file or structlog.PrintLogger(sys.stderr),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             format_exception,
             keep_allowed,
+            pass_warnings,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

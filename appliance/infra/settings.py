@@ -7,10 +7,11 @@ Secrets are paths of files; there is no default secret.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -26,18 +27,25 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from appliance.errors import ConfigurationError
 from appliance.infra.key_location import TokenKey, parse_key_location
+from appliance.infra.plain_words import what_is_expected
 
 PREFIX = "APPLIANCE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 """Settings file of commands without `--config`."""
+DEFAULT_CONFIG = Path("/etc/appliance/appliance.yaml")
+"""Settings file without either, if it exists."""
 ROOT = Path(__file__).resolve().parents[2]
-DEMO_TARGET = ROOT / "demo" / "models" / "demo-coder"
-DEMO_DRAFT = ROOT / "demo" / "models" / "demo-coder-eagle31"
+DEMO_MODELS = ROOT / "demo" / "models" if (ROOT / "pyproject.toml").exists() else ROOT / "appliance_demo"
+"""Of the checkout, or of the package that demo/pyproject.toml describes, installed beside this one."""
+DEMO_TARGET = DEMO_MODELS / "demo-coder"
+DEMO_DRAFT = DEMO_MODELS / "demo-coder-eagle31"
 METHODS_WITH_DRAFT = frozenset({"eagle3", "draft_model"})
 MOST_EGRESS_TARGETS = 24
+LAST_PORT = 65535
 ADMIN_CONNECTIONS = 256
 """Maximum connections of the admin listener."""
 REMOVED: Mapping[str, str] = {
@@ -104,7 +112,7 @@ def split_host(text: str) -> tuple[str, int]:
 
 
 def _key_location(value: object) -> object:
-    if isinstance(value, dict):
+    if not isinstance(value, str | Path | TokenKey | None):
         raise ValueError("write the path of a file, or the pkcs11: URI of a key in a token, as one text")  # noqa: TRY004
     return parse_key_location(value) if isinstance(value, str) else value
 
@@ -274,6 +282,10 @@ class OidcSettings(Section):
     scopes.  A token with several values has the scopes of all of them."""
     admin_tenant: str = "operator"
     """Tenant recorded for admin tokens."""
+    manage_claim: str | None = None
+    """Claim that grants the callers of a tenant the making of keys for it; null: tokens do not grant it."""
+    manage_values: tuple[str, ...] = ()
+    """Values of that claim that grant it."""
 
     @model_validator(mode="after")
     def _tokens_say_whom_they_are_for(self) -> "OidcSettings":
@@ -282,6 +294,8 @@ class OidcSettings(Section):
             raise ValueError(message)
         if (self.admin_claim is None) != (not self.admin_values):
             raise ValueError("admin_claim and admin_values come together: set both or neither")
+        if (self.manage_claim is None) != (not self.manage_values):
+            raise ValueError("manage_claim and manage_values come together: set both or neither")
         if unknown := sorted(self.admin_scopes.keys() - set(self.admin_values)):
             raise ValueError(f"admin_scopes: {unknown[0]} is not one of admin_values, which grant access")
         return self
@@ -311,6 +325,11 @@ class TenantsSettings(Section):
     stale_seconds: Annotated[float, Field(ge=10)] | None = 900.0
     """Time without a confirmed read of tenants and keys after which callers get 503, because keys may have
     been revoked meanwhile; null: never."""
+
+
+def control_port_of(chosen: int | None, port: int) -> int:
+    """Port of the control listener of a worker at `port`: the one chosen, or the next."""
+    return chosen or port + 1
 
 
 class WorkerSettings(Section):
@@ -371,6 +390,9 @@ class WorkerSettings(Section):
     theirs."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port the worker listens on; 0 picks a free one (only with `appliance up`)."""
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the control listener in the worker's engine process, at the same address and with the same TLS;
+    null: the one after the worker's own."""
     max_startup_seconds: Annotated[int, Field(ge=10)] = 1800
     """Maximum time to load the model; then the start counts as failed."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
@@ -402,6 +424,14 @@ class WorkerSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ports_differ(self) -> "WorkerSettings":
+        if self.port and self.control_port == self.port:
+            raise ValueError("port and control_port must differ")
+        if self.port == LAST_PORT and self.control_port is None:
+            raise ValueError(f"no port follows port {LAST_PORT}: set control_port")
+        return self
+
 
 class PoolSettings(Section):
     """Workers started elsewhere that the gateway may also use."""
@@ -424,6 +454,9 @@ class PoolSettings(Section):
     name."""
     discover_seconds: Annotated[float, Field(gt=0)] = 5.0
     """Time between two resolutions of that name."""
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of the workers' control listeners (their `worker.control_port`), at the address of each worker;
+    null: the one after the worker's own."""
     affinity_prefixes: Annotated[int, Field(ge=0)] = 16384
     """Maximum conversation prefixes for which the gateway remembers the last worker, so that its KV cache is
     used again; about 180 bytes each; 0: requests are routed by load alone."""
@@ -771,7 +804,8 @@ class SovereigntySettings(Section):
     for gateway, worker and their child processes, and (Linux 5.13) hide a gateway's data and secrets from a
     worker on the same machine.  `on` continues if the kernel cannot; `required` refuses to start."""
     connect_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
-    """Additional TCP ports to which connections are allowed, such as those of workers added later."""
+    """Additional TCP ports to which connections are allowed, such as those of workers added later
+    and of their control listeners."""
 
 
 class EgressSettings(Section):
@@ -964,7 +998,9 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum severity of written events."""
     format: Literal["auto", "json", "console"] = "auto"
-    """`auto` writes JSON unless a terminal is attached."""
+    """`auto` writes JSON to standard error; `up`, `gateway` and `worker` on a terminal write it to
+    `logs/appliance.log` in the data directory instead, of at most 64 MiB; three older files are kept.  `json`
+    and `console` write to standard error."""
 
 
 class Settings(Section):
@@ -1008,16 +1044,20 @@ def load_settings(
     """
     Read file, environment and command line (`overrides`, the strongest) into one frozen `Settings`.
 
-    Raises ConfigurationError: one line that names the setting and what is wrong with it.
+    Raises ConfigurationError: a line for each problem, which names the setting and what is wrong with it.
     """
     values = _read_file(file) if file else {}
-    _merge(values, _read_environment(os.environ if environment is None else environment))
+    variables, problems = _read_environment(os.environ if environment is None else environment)
+    _merge(values, variables)
     _merge(values, overrides or {})
-    _refuse_removed(values)
     try:
-        return Settings.model_validate(values)
+        settings = Settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigurationError(_first_problem(error)) from error
+        problems += [_describe(problem) for problem in error.errors(include_url=False, include_input=False)]
+        raise ConfigurationError("\n".join(problems)) from error
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return settings
 
 
 def _read_file(file: Path) -> dict[str, dict[str, Any]]:
@@ -1036,18 +1076,29 @@ def _read_file(file: Path) -> dict[str, dict[str, Any]]:
     return content
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return what the variables set, and the problems of those that are no settings."""
     values: dict[str, dict[str, Any]] = {}
+    problems = []
     for name, text in environment.items():
         if not name.startswith(PREFIX) or name == CONFIG_VARIABLE:
             continue
         section, separator, field = name.removeprefix(PREFIX).lower().partition("__")
         if not separator or section not in Settings.model_fields:
-            sections = ", ".join(Settings.model_fields)
-            message = f"{name} is not a setting: use {PREFIX}<SECTION>__<FIELD>, with a section of {sections}"
-            raise ConfigurationError(message)
+            known = [
+                PREFIX + setting.upper().replace(".", "__")
+                for setting in _setting_names(Settings)
+                if setting.count(".") == 1
+            ]
+            if close := get_close_matches(name, known, n=1):
+                problems.append(f"{name} is not a setting; did you mean {close[0]}?")
+            else:
+                sections = ", ".join(Settings.model_fields)
+                form = f"{PREFIX}<SECTION>__<FIELD>, with a section of {sections}"
+                problems.append(f"{name} is not a setting: use {form}")
+            continue
         values.setdefault(section, {})[field] = _parse_scalar(text)
-    return values
+    return values, problems
 
 
 def _parse_scalar(text: str) -> Any:  # noqa: ANN401 - the field's type decides; pydantic reads it
@@ -1059,26 +1110,40 @@ def _parse_scalar(text: str) -> Any:  # noqa: ANN401 - the field's type decides;
         return text
 
 
-def _refuse_removed(values: Mapping[str, Mapping[str, Any]]) -> None:
-    for section, fields in values.items():
-        for field in fields:
-            if (what_now := REMOVED.get(f"{section}.{field}")) is not None:
-                raise ConfigurationError(f"{section}.{field} is no longer a setting: {what_now}")
-
-
 def _merge(values: dict[str, dict[str, Any]], stronger: Mapping[str, Mapping[str, Any]]) -> None:
     for section, fields in stronger.items():
         values[section] = {**values.get(section, {}), **fields}
 
 
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
+def _describe(problem: ErrorDetails) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"{where} is not a setting; `appliance config show` lists all of them"
-    # Some messages hold the value, which may have line ends.
-    what = " ".join(str(problem["msg"]).removeprefix("Value error, ").split())
+        if (what_now := REMOVED.get(where)) is not None:
+            return f"{where} is no longer a setting: {what_now}"
+        nearest = _nearest(".".join(part for part in problem["loc"] if isinstance(part, str)))
+        what_now = "`appliance config` lists all of them" if nearest is None else f"did you mean {nearest}?"
+        return f"{where} is not a setting; {what_now}"
+    what = what_is_expected(problem)
     return f"{where}: {what}" if where else what
+
+
+def _nearest(name: str) -> str | None:
+    """Return the setting probably meant: one spelt alike in its section, or of its name in another."""
+    section, _, field = name.rpartition(".")
+    split = [known.rpartition(".") for known in _setting_names(Settings)]
+    beside = [known[2] for known in split if known[0] == section]
+    if close := get_close_matches(field, beside, n=1):
+        return f"{section}.{close[0]}" if section else close[0]
+    return next(("".join(known) for known in split if known[2] == field), None)
+
+
+def _setting_names(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the names of all settings and their sections, such as `audit` and `audit.forward.format`."""
+    for name, field in model.model_fields.items():
+        yield name
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from (f"{name}.{inner}" for inner in _setting_names(part))
 
 
 def process_environment() -> Mapping[str, str]:

@@ -26,6 +26,7 @@ from appliance.infra.read_turns import ReadTurns
 from appliance.serving.connection import Piece, WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
+from appliance.serving.worker_protocol import LEAVING_HEADER
 from appliance.serving.worker_tls import WorkerTls
 
 OK = 200
@@ -34,6 +35,7 @@ NOT_FOUND = 404
 FAILED = 500
 SHUT_DOWN = b"cannot schedule new futures after shutdown"
 """In the 500 of a stopping vLLM without our middleware."""
+LEAVING_MESSAGE = "The worker is stopping. Try again in a moment."
 IDLE_SECONDS = 4.0
 """Less than the 5 s after which a worker closes an idle connection: none is used while it closes."""
 CANARIES: dict[str, dict[str, Any]] = {
@@ -172,7 +174,7 @@ class WorkerClient:
             if connection.is_leaving or (
                 connection.status == FAILED and SHUT_DOWN in await connection.peek(seconds)
             ):
-                raise WorkerLeavingError("The worker is stopping. Try again in a moment.")
+                raise WorkerLeavingError(LEAVING_MESSAGE)
             yield connection
         finally:
             if connection.finish():
@@ -283,6 +285,8 @@ class WorkerClient:
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
+                if LEAVING_HEADER in response.headers:
+                    raise WorkerLeavingError(LEAVING_MESSAGE)
                 return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
             raise WorkerFailedError(f"The worker could not be reached: {type(error).__name__}.") from error

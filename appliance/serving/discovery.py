@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 
 from appliance.errors import ConfigurationError
 from appliance.infra.logs import Logger
+from appliance.infra.settings import LAST_PORT, control_port_of
 from appliance.serving.pool import WorkerPool
-from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker import PORTS, Worker, WorkerId
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
 """Addresses of a host name, IPv4 and IPv6, for a port; raises `OSError`."""
@@ -38,9 +39,9 @@ class Service:
     host: str
     port: int
 
-    def worker_at(self, address: str) -> Worker:
+    def worker_at(self, address: str, control_port: int | None = None) -> Worker:
         host = f"[{address}]" if ipaddress.ip_address(address).version == IPV6 else address
-        worker = worker_at(f"{self.scheme}://{host}:{self.port}")
+        worker = worker_at(f"{self.scheme}://{host}:{self.port}", control_port)
         return replace(worker, tls_name=self.host) if self.scheme == "https" else worker
 
 
@@ -53,17 +54,27 @@ class Changes:
 HELD_SECONDS = 3600.0
 """From the last answer of a model's last worker until it is forgotten; longer than the longest start."""
 IPV6 = 6
-PORTS = {"http": 80, "https": 443}
 
 
-def worker_at(url: str) -> Worker:
+def worker_at(url: str, control_port: int | None = None) -> Worker:
     """The worker at a base URL, named by its address."""
     url = url.rstrip("/")
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment:
         raise ConfigurationError(f"pool.urls: {url!r} is not a base URL such as http://10.0.0.5:8000")
+    try:
+        control = control_port_of(control_port, parts.port or PORTS[parts.scheme])
+    except ValueError as error:
+        raise ConfigurationError(f"pool.urls: {url!r} has no valid port") from error
+    if control > LAST_PORT:
+        raise ConfigurationError(f"pool.urls: no port follows that of {url!r}; set pool.control_port")
     name = url.partition("://")[2].rpartition("@")[2].replace("/", "-")
-    return Worker(worker_id=WorkerId(name), url=url)
+    return Worker(worker_id=WorkerId(name), url=url, control_port=control_port)
+
+
+def _place(worker: Worker) -> tuple[str, str, str]:
+    """Where it is reached."""
+    return *worker.address, worker.control_url
 
 
 def parse_service(url: str) -> Service:
@@ -77,8 +88,8 @@ def parse_service(url: str) -> Service:
     return Service(scheme=parts.scheme, host=parts.hostname, port=port)
 
 
-def workers_at(urls: Iterable[str]) -> dict[WorkerId, Worker]:
-    workers = (worker_at(url) for url in urls)
+def workers_at(urls: Iterable[str], control_port: int | None = None) -> dict[WorkerId, Worker]:
+    workers = (worker_at(url, control_port) for url in urls)
     return {worker.worker_id: worker for worker in workers}
 
 
@@ -96,12 +107,18 @@ class Discovery:
         discover: str | None,
         seconds: float,
         logger: Logger,
+        control_port: int | None = None,
         resolve: Resolve = resolve,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Add the listed workers; `run` adds those of `discover`, and resolves it every `seconds`."""
+        """
+        Add the listed workers; `run` adds those of `discover`, and resolves it every `seconds`.
+
+        `control_port` is that of every worker; None: the one after its own.
+        """
         self._pool = pool
-        self._listed = workers_at(urls)
+        self._control_port = control_port
+        self._listed = workers_at(urls, control_port)
         self._found: dict[WorkerId, Worker] = {}
         self._service = parse_service(discover) if discover else None
         self._seconds = seconds
@@ -113,12 +130,17 @@ class Discovery:
         self._changed = asyncio.Event()
         self._apply()
 
-    def replace(self, urls: Iterable[str], discover: str | None) -> Changes:
+    def replace(self, urls: Iterable[str], discover: str | None, control_port: int | None = None) -> Changes:
         """
         Replace the list, all of it or, if a URL is invalid, nothing; resolve the host name again at once.
         """
-        listed, service = workers_at(urls), parse_service(discover) if discover else None
-        self._listed = listed
+        listed = workers_at(urls, control_port)
+        service = parse_service(discover) if discover else None
+        if control_port != self._control_port:
+            self._found = {
+                each: replace(worker, control_port=control_port) for each, worker in self._found.items()
+            }
+        self._listed, self._control_port = listed, control_port
         if service != self._service:
             self._service, self._found, self._is_failing = service, {}, False
         self._changed.set()
@@ -140,7 +162,7 @@ class Discovery:
         try:
             async with asyncio.timeout(max(self._seconds, 1.0)):
                 addresses = await self._resolve(service.host, service.port)
-            workers = [service.worker_at(address) for address in addresses]
+            workers = [service.worker_at(address, self._control_port) for address in addresses]
         except (OSError, TimeoutError, ValueError, ConfigurationError) as error:
             self._log_failure(f"{type(error).__name__}: {error}")
             return Changes(joined=(), left=())
@@ -173,7 +195,7 @@ class Discovery:
         left = tuple(worker_id for worker_id in self._known if worker_id not in wanted)
         for worker_id in joined:
             seen = self._pool.snapshot(worker_id)
-            if seen is None or seen.worker.address != wanted[worker_id].address:
+            if seen is None or _place(seen.worker) != _place(wanted[worker_id]):
                 self._pool.add(wanted[worker_id])
             self._pool.stay(worker_id)
             self._logger.info("worker_joined", worker=worker_id)

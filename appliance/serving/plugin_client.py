@@ -1,8 +1,9 @@
 """
 Read and control a worker through the plugin inside it (`serving.vllm.plugin`): speculation, token counts.
 
-A worker without the plugin, or one that rejects our token, cannot be controlled; that is a reading, not a
-failure.  Only a worker that does not answer fails.
+Speculation is controlled at a port of its own (`serving.vllm.listener`).  A worker without the plugin, one
+without that listener, or one that rejects our token, cannot be controlled; that is a reading, not a failure.
+Only a worker that does not answer fails.
 """
 
 import json
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -37,6 +39,7 @@ from appliance.speculation.values import (
 OK, NOT_FOUND, UNAUTHORISED = 200, 404, 401
 FURTHER = (Capability.DEFERRED_PREFILL, Capability.ATTRIBUTION)
 """Capabilities in addition to control."""
+NO_LISTENER = "it runs without the plugin, or at another port (pool.control_port)"
 USAGE_SECONDS = 10.0
 """Maximum time for the tokens of a request whose client left, with waiting for a connection."""
 
@@ -80,14 +83,13 @@ class SpeculationClient:
             yield cls(session, token, tls)
 
     async def read(self, worker: Worker, timeout_seconds: float) -> EngineReading:
-        return parse_reading(*await self._request("GET", worker, SPECULATION_PATH, None, timeout_seconds))
+        return await self._control("GET", worker, None, timeout_seconds)
 
     async def apply(
         self, worker: Worker, command: SpeculationCommand, timeout_seconds: float
     ) -> EngineReading:
         """Apply a table, and start the probe if there is one; effective at the worker's next step."""
-        answer = await self._request("PUT", worker, SPECULATION_PATH, command.body(), timeout_seconds)
-        reading = parse_reading(*answer)
+        reading = await self._control("PUT", worker, command.body(), timeout_seconds)
         if reading.controllable and reading.table != command.table:
             raise WorkerFailedError("The worker did not apply the draft-token table.")
         return reading
@@ -95,7 +97,8 @@ class SpeculationClient:
     async def usage(self, worker: Worker, request_id: str) -> Usage | None:
         """The tokens of a request whose connection was closed; None if the worker did not count them."""
         try:
-            status, text = await self._request("GET", worker, USAGE_PATH + request_id, None, USAGE_SECONDS)
+            url = worker.url + USAGE_PATH + request_id
+            status, text = await self._request("GET", worker, url, None, USAGE_SECONDS)
             content = json.loads(text) if status == OK else {}
             prompt, completion = count_of(content["prompt_tokens"]), count_of(content["completion_tokens"])
         except (WorkerFailedError, ValueError, KeyError, TypeError, RecursionError):
@@ -104,13 +107,25 @@ class SpeculationClient:
             return None
         return Usage(prompt_tokens=prompt, completion_tokens=completion)
 
+    async def _control(
+        self, method: str, worker: Worker, body: dict[str, Any] | None, timeout_seconds: float
+    ) -> EngineReading:
+        url = worker.control_url + SPECULATION_PATH
+        try:
+            return parse_reading(*await self._request(method, worker, url, body, timeout_seconds))
+        except WorkerFailedError as error:
+            if not isinstance(error.__cause__, ConnectionRefusedError):
+                raise
+            port = urlsplit(url).port
+            return _without_plugin(f"nothing listens on the worker's control port {port}: {NO_LISTENER}")
+
     async def _request(
-        self, method: str, worker: Worker, path: str, body: dict[str, Any] | None, timeout_seconds: float
+        self, method: str, worker: Worker, url: str, body: dict[str, Any] | None, timeout_seconds: float
     ) -> tuple[int, str]:
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
             async with self._session.request(
-                *(method, worker.url + path),
+                *(method, url),
                 json=body,
                 headers=self._headers,
                 ssl=self._tls.context,
@@ -121,7 +136,8 @@ class SpeculationClient:
                 return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
             message = f"The worker's plugin could not be reached: {type(error).__name__}."
-            raise WorkerFailedError(message) from error
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            raise WorkerFailedError(message) from cause
 
 
 def parse_reading(status: int, text: str) -> EngineReading:

@@ -48,9 +48,9 @@ class WorkerPool:
         self._put(snapshot)
 
     def update(self, snapshot: WorkerSnapshot) -> None:
-        """Store the result of a scrape, unless the worker has left meanwhile."""
+        """Store the result of a scrape, unless the worker has left or was replaced meanwhile."""
         current = self._snapshots.get(snapshot.worker.worker_id)
-        if current is not None:
+        if current is not None and current.worker == snapshot.worker:
             self._put(_kept(snapshot, current))
 
     def report_unreachable(self, worker_id: WorkerId) -> None:

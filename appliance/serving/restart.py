@@ -55,7 +55,7 @@ class RestartClient:
         """
         try:
             async with self._session.post(
-                worker.url + RESTART_PATH,
+                worker.control_url + RESTART_PATH,
                 json=request.body(),
                 headers=self._headers,
                 ssl=self._tls.context,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import Counter
 
-from appliance.errors import WorkerFailedError
+from appliance.errors import WorkerFailedError, WorkerLeavingError
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
 from appliance.serving.pool import WorkerPool
@@ -48,6 +48,8 @@ class WorkerScraper:
                 # A worker that was away may have come back as another version with another model.
                 models = await self.client.models(before.worker, timeout)
                 engine = await self.client.engine(before.worker, timeout)
+        except WorkerLeavingError:
+            return _left(self.pool.snapshot(before.worker.worker_id) or before)
         except WorkerFailedError:
             self.failures.labels(before.worker.worker_id).inc()
             # The gateway may have reported the worker meanwhile: a failed poll must not undo that.

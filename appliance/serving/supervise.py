@@ -28,6 +28,7 @@ from typing import NoReturn
 import aiohttp
 
 from appliance.errors import ControlRefusedError, WorkerStartError
+from appliance.infra.settings import LAST_PORT
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import SupervisorTiming, WorkerRun, restart_delay_seconds
@@ -228,10 +229,11 @@ class Supervisor:
         started, healthy_since = clock(), None
         plan = self._plans.current
         self._tell(WorkerEventKind.STARTING, self._described(f"attempt {self._deaths + 1} on {plan.url}"))
-        if not port_is_free(plan.host, plan.port):
-            # Another server's answer to the health check would pass for the worker's.
-            detail = f"port {plan.port} on {plan.host} is in use by another process"
-            return WorkerRun(reached_health=False, healthy_seconds=0.0, detail=detail, exit_code=None)
+        for port in (plan.port, plan.control_port):
+            # Another server's answer to the health check, or to control, would pass for the worker's.
+            if not port_is_free(plan.host, port):
+                detail = f"port {port} on {plan.host} is in use by another process"
+                return WorkerRun(reached_health=False, healthy_seconds=0.0, detail=detail, exit_code=None)
         try:
             process = await self._start()
             verdict = await self._await_health(http, process, started)
@@ -396,10 +398,17 @@ class Supervisor:
 
 
 def free_port(host: str) -> int:
-    """A port that nothing listens on now; another process may still take it before the worker does."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """
+    A port that nothing listens on now, nor on the next one, where the worker is controlled.
+
+    Another process may still take them before the worker does.
+    """
+    while True:
+        with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+            port = int(probe.getsockname()[1])
+        if port < LAST_PORT and port_is_free(host, port + 1):
+            return port
 
 
 def port_is_free(host: str, port: int) -> bool:

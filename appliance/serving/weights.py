@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from appliance.errors import ConfigurationError
+from appliance.infra.settings import DEMO_MODELS
 
 LENGTH_BYTES = 8
 LARGEST_HEADER = 100 * 2**20
@@ -52,6 +53,11 @@ class Weights:
 def inspect_weights(path: Path) -> Weights:
     """Read config and headers; raises ConfigurationError if a file is missing or broken."""
     path = path.absolute()
+    if not DEMO_MODELS.exists() and path.parent == DEMO_MODELS:
+        raise ConfigurationError(
+            "the demo models are not installed: install the wheel of sovereign-appliance-demo, which "
+            "`pip wheel --no-deps ./demo` builds in a checkout, or name your own with --model or worker.model"
+        )
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
         raise ConfigurationError(f"{path} {what}; weights are always local, never a hub name")

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
+from urllib.parse import urlsplit
 
+from appliance.infra.settings import control_port_of
 from appliance.serving.worker_metrics import WorkerMetrics
-from appliance.speculation.goodput import SpeculationFigures
+from appliance.speculation.state import SpeculationFigures
 from appliance.speculation.values import Decision, EngineReading, Reason, SpeculationMode
 
 WorkerId = NewType("WorkerId", str)
@@ -21,6 +23,9 @@ class Admission(StrEnum):
     """It has restarted, and must answer a canary request before it receives others."""
 
 
+PORTS = {"http": 80, "https": 443}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     worker_id: WorkerId
@@ -28,6 +33,8 @@ class Worker:
     """Without a trailing slash."""
     tls_name: str = ""
     """Name that its certificate must have; empty: the host of `url`."""
+    control_port: int | None = None
+    """Port of its control listener; None: the one after that of `url`."""
     weights: str = ""
     """Content digest of the target's weights if this process started the worker, else empty."""
     draft: str = ""
@@ -39,6 +46,14 @@ class Worker:
     @property
     def address(self) -> tuple[str, str]:
         return self.url, self.tls_name
+
+    @property
+    def control_url(self) -> str:
+        """Of the control listener in its engine process: at the same host, and without a path."""
+        parts = urlsplit(self.url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        port = control_port_of(self.control_port, parts.port or PORTS[parts.scheme])
+        return f"{parts.scheme}://{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

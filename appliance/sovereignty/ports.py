@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from appliance.infra.settings import PoolSettings, Settings, TracingSettings, split_host
+from appliance.infra.settings import PoolSettings, Settings, TracingSettings, control_port_of, split_host
 
 DEFAULTS = {"http": 80, "https": 443}
 POSTGRESQL = 5432
@@ -21,8 +21,7 @@ def gateway_ports(settings: Settings) -> frozenset[int]:
     """Ports for workers, database, what the log is sent to, collector and DNS, and those of the settings."""
     audit = settings.audit
     asked = [*(each.url for each in audit.witnesses), audit.timestamp_url]
-    urls = [*_pool_urls(settings.pool), *(url for url in asked if url)]
-    peers = [_peer(url) for url in urls]
+    peers = [*_pool(settings.pool), *(_peer(url) for url in asked if url)]
     peers += _collector(settings.tracing)
     if audit.forward is not None:
         peers.append(split_host(audit.forward.destination))
@@ -33,12 +32,11 @@ def gateway_ports(settings: Settings) -> frozenset[int]:
 
 def picker_ports(settings: Settings) -> frozenset[int]:
     """Ports for workers and DNS, and those of the settings."""
-    peers = [_peer(url) for url in _pool_urls(settings.pool)]
-    return _ports(peers) | frozenset(settings.sovereignty.connect_ports)
+    return _ports(_pool(settings.pool)) | frozenset(settings.sovereignty.connect_ports)
 
 
 def pool_ports(settings: PoolSettings) -> frozenset[int]:
-    return frozenset(_peer(url)[1] for url in _pool_urls(settings))
+    return frozenset(port for _, port in _pool(settings))
 
 
 def collector_ports(settings: TracingSettings) -> frozenset[int]:
@@ -61,8 +59,10 @@ def _collector(settings: TracingSettings) -> list[tuple[str, int]]:
     return [_peer(settings.endpoint)] if settings.enabled else []
 
 
-def _pool_urls(settings: PoolSettings) -> list[str]:
-    return [*settings.urls, *([settings.discover] if settings.discover else [])]
+def _pool(settings: PoolSettings) -> list[tuple[str, int]]:
+    """Each worker, and its control listener."""
+    peers = [_peer(url) for url in (*settings.urls, *([settings.discover] if settings.discover else []))]
+    return [*peers, *((host, control_port_of(settings.control_port, port)) for host, port in peers)]
 
 
 def _peer(url: str) -> tuple[str, int]:

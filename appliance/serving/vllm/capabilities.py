@@ -1,8 +1,8 @@
 """
 What this engine lacks of what the plugin offers, each with the reason; control has its own problems.
 
-The runner that would defer the draft's prefill may be in another process.  The engine asks it once and only
-while no request runs, so that no step waits.
+The runner that would defer the draft's prefill may be in another process.  The engine asks it once, before
+its first step.
 """
 
 from typing import Any
@@ -11,25 +11,19 @@ ATTRIBUTION, DEFERRED_PREFILL = "attribution", "deferred_prefill"
 """As in `appliance.speculation.values.Capability`."""
 ASK_RUNNER = "appliance_deferred_prefill_problem"
 """Method of vLLM's worker wrapper: why its runner does not defer the draft's prefill, or an empty text."""
-NOT_ASKED = "not known yet: the engine is asked once no request runs"
 
 
-class Capabilities:
-    """One for each engine core."""
+def find_missing(core: Any, deferred_prefill: str) -> dict[str, str]:  # noqa: ANN401 - an engine core of vLLM
+    """
+    Ask the runner, unless `deferred_prefill` names why none defers.
 
-    def __init__(self, core: Any, deferred_prefill: str) -> None:  # noqa: ANN401 - an engine core of vLLM
-        self._core = core
-        self._deferred: str | None = deferred_prefill or None
-        """Why the draft's prefill is not deferred; None before the runner was asked."""
-
-    def missing(self) -> dict[str, str]:
-        if self._deferred is None and not self._core.scheduler.has_unfinished_requests():
-            self._deferred = _ask_runner(self._core)
-        found = {
-            ATTRIBUTION: _attribution_problem(self._core),
-            DEFERRED_PREFILL: NOT_ASKED if self._deferred is None else self._deferred,
-        }
-        return {name: why for name, why in found.items() if why}
+    Only in the thread of the engine, before its first step.
+    """
+    found = {
+        ATTRIBUTION: _attribution_problem(core),
+        DEFERRED_PREFILL: deferred_prefill or _ask_runner(core),
+    }
+    return {name: why for name, why in found.items() if why}
 
 
 def _ask_runner(core: Any) -> str:  # noqa: ANN401 - an engine core of vLLM

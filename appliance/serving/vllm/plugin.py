@@ -8,10 +8,14 @@ Fails by leaving vLLM unchanged: if a vLLM lacks a part that is needed here, tha
 the worker reports that it cannot be controlled.
 """
 
+import multiprocessing
+from collections.abc import Callable
 from typing import Any
 
-from appliance.serving.vllm.capabilities import ASK_RUNNER, Capabilities
+from appliance.infra.settings import process_environment
+from appliance.serving.vllm.capabilities import ASK_RUNNER, find_missing
 from appliance.serving.vllm.deferred_prefill import ARGUMENTS, defer_draft_prefill, find_runner_problem
+from appliance.serving.vllm.listener import ControlledEngine, start_listener
 from appliance.serving.vllm.media_salt import salt_media
 from appliance.serving.vllm.redaction import redact_before, replace_failure_dump
 from appliance.serving.vllm.repairs import (
@@ -22,7 +26,10 @@ from appliance.serving.vllm.repairs import (
 )
 from appliance.serving.vllm.scheduler_control import SchedulerControl, find_problems
 from appliance.serving.vllm.token_counts import count_sequences
-from appliance.serving.worker_protocol import RPC
+
+SEVERAL_ENGINES = (
+    "the worker has several engines (data parallel), and control reaches one: start a worker for each"
+)
 
 
 def register() -> None:
@@ -52,7 +59,9 @@ def register() -> None:
         repair_cpu_sampling(rejection_sampler, topk_topp_sampler)
         sleep_while_waiting(shm_broadcast)
         problem = install_deferred_prefill()
-    install_control(Scheduler, core.EngineCore, engine=f"vllm {version}", deferred_prefill=problem)
+    install_control(Scheduler, core.EngineCore)
+    for name in ("EngineCoreProc", "DPEngineCoreProc"):
+        install_listener(getattr(core, name, None), engine=f"vllm {version}", deferred_prefill=problem)
     setattr(WorkerWrapperBase, ASK_RUNNER, _deferred_prefill_problem)
 
 
@@ -76,19 +85,11 @@ def install_deferred_prefill() -> str:
     return ""
 
 
-def install_control(
-    scheduler_class: Any,  # noqa: ANN401 - classes of vLLM
-    core_class: Any,  # noqa: ANN401
-    *,
-    engine: str,
-    deferred_prefill: str = "",
-) -> None:
+def install_control(scheduler_class: Any, core_class: Any) -> None:  # noqa: ANN401 - classes of vLLM
     """
     Control every scheduler created later: `EngineCore.__init__` loads plugins before it makes its own.
-
-    `deferred_prefill` is why no runner defers the draft's prefill; empty if the runner knows.
     """
-    if hasattr(core_class, RPC):
+    if hasattr(core_class.post_step, "appliance_control"):
         return  # vLLM may load plugins more than once in a process
     original = scheduler_class.__init__
 
@@ -105,15 +106,59 @@ def install_control(
         if control is None or control.draft_tokens != 0:
             post_step(core, model_executed)
 
-    def command(core: Any, text: str) -> str:  # noqa: ANN401
-        if not hasattr(core, "appliance_capabilities"):
-            core.appliance_capabilities = Capabilities(core, deferred_prefill)
-        missing = core.appliance_capabilities.missing()
-        control: SchedulerControl | None = getattr(core.scheduler, "appliance_control", None)
-        if control is None:
-            return SchedulerControl.cannot(find_problems(core.scheduler), engine, missing)
-        return control.command(text, engine, missing)
-
+    post_step_with_drafts.appliance_control = True  # type: ignore[attr-defined]
     scheduler_class.__init__ = initialise
     core_class.post_step = post_step_with_drafts
-    setattr(core_class, RPC, command)
+
+
+def install_listener(process_class: Any, *, engine: str, deferred_prefill: str = "") -> None:  # noqa: ANN401 - of vLLM
+    """
+    Open the control listener once the engine is complete, before its first step.
+
+    `process_class` is the engine core of a process of its own; without its `run_busy_loop` nothing listens.
+    `deferred_prefill` is why no runner defers the draft's prefill; empty if the runner knows.
+    """
+    run = vars(process_class).get("run_busy_loop") if process_class is not None else None
+    if run is None or hasattr(run, "appliance_listens"):
+        return  # vLLM may load plugins more than once in a process
+
+    def run_busy_loop(core: Any) -> Any:  # noqa: ANN401
+        # With data parallel the first engine answers for all: that they cannot be controlled.
+        if not getattr(core, "engine_index", 0):
+            server = multiprocessing.parent_process()
+            controlled = ControlledEngine(
+                command=command_of(core, engine, find_missing(core, deferred_prefill)),
+                gpus=_gpus_of(core),
+                server=None if server is None else server.pid,
+            )
+            start_listener(controlled, process_environment())
+        return run(core)
+
+    run_busy_loop.appliance_listens = True  # type: ignore[attr-defined]
+    process_class.run_busy_loop = run_busy_loop
+
+
+def command_of(core: Any, engine: str, missing: dict[str, str]) -> Callable[[str], str]:  # noqa: ANN401 - an engine core of vLLM
+    """The engine's answers to commands."""
+    control: SchedulerControl | None = getattr(core.scheduler, "appliance_control", None)
+    problems = [SEVERAL_ENGINES] if _has_several_engines(core) else find_problems(core.scheduler)
+
+    def command(text: str) -> str:
+        if control is None or problems:
+            return SchedulerControl.cannot(problems, engine, missing)
+        return control.command(text, engine, missing)
+
+    return command
+
+
+def _has_several_engines(core: Any) -> bool:  # noqa: ANN401 - an engine core of vLLM
+    # Dense models: each engine is told that it is alone, but has a coordinator.
+    parallel = getattr(getattr(core, "vllm_config", None), "parallel_config", None)
+    return getattr(parallel, "data_parallel_size", 1) > 1 or bool(getattr(core, "has_coordinator", False))
+
+
+def _gpus_of(core: Any) -> int | None:  # noqa: ANN401 - an engine core of vLLM
+    try:
+        return int(core.vllm_config.parallel_config.world_size_across_dp)
+    except AttributeError:  # an engine of another structure
+        return None

@@ -8,13 +8,16 @@ bucket and K.
 A probe is a list of (K, steps), counted here, after which the table is in force again: if the control loop
 that requested it dies meanwhile, nothing is left behind.
 
-Everything runs in the thread that decodes, so every hook is a few additions; `hook_seconds` in the answer
-is their cost.  Fails towards vLLM's own behaviour: a hook that raises removes all hooks, restores the table
-that vLLM was started with, and reports it.
+The hooks run in the thread that decodes, so each is a few additions; `hook_seconds` in the answer is their
+cost.  Commands come from the thread of the listener: a lock keeps a command from changing the table within
+`schedule`, and a reading consistent; it is held for nothing else, and no input or output happens under it.
+Fails towards vLLM's own behaviour: a hook that raises removes all hooks, restores the table that vLLM was
+started with, and reports it.
 """
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -29,6 +32,8 @@ STALL = 10.0
 STALL_AFTER = 16
 """Steps of a kind before its mean is used for that."""
 LARGEST_PROBE = 4096
+COMMAND_SECONDS = 5.0
+"""Maximum time a command waits for a step that is being scheduled."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 Clock = Callable[[], float]
@@ -87,6 +92,7 @@ class SchedulerControl:
         self._counted_k: int | None = None
         self._hook_seconds = self._busy_seconds = self._catch_up_seconds = 0.0
         self._problems: list[str] = []
+        self._lock = threading.Lock()
         self._schedule = scheduler.schedule
         self._update = scheduler.update_from_output
         scheduler.schedule = self._hooked_schedule
@@ -102,13 +108,23 @@ class SchedulerControl:
         Carry out one command and answer with all measurements, and the `missing` capabilities.
 
         `text` is JSON: `{}` for a reading only; `table` as [[first, last, K], ...] from batch size 1 on,
-        `mode` and `reason` to be repeated in readings, `probe` as [[K, steps], ...].
+        `mode` and `reason` to be repeated in readings, `probe` as [[K, steps], ...].  Safe in any thread;
+        TimeoutError if the scheduler is stuck.
         """
         try:
-            self._apply(json.loads(text))
+            command = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return _refused(error)
+        if not self._lock.acquire(timeout=COMMAND_SECONDS):
+            raise TimeoutError(f"the engine did not answer within {COMMAND_SECONDS:g} s")
+        try:
+            self._apply(command)
+            answer = self._answer(engine)
         except Exception as error:  # noqa: BLE001 - a bad command must not affect the engine
-            return json.dumps({"error": f"not a command: {error}"})
-        return json.dumps(self._answer(engine) | {"missing_capabilities": dict(missing)})
+            return _refused(error)
+        finally:
+            self._lock.release()
+        return json.dumps(answer | {"missing_capabilities": dict(missing)})
 
     def _apply(self, command: dict[str, Any]) -> None:
         table = self._expand(command["table"]) if "table" in command else None
@@ -147,29 +163,31 @@ class SchedulerControl:
         self._lookup.write([self._probe[0][0]] * len(self._table) if self._probe else self._table)
 
     def _hooked_schedule(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        if self._idle:
-            self._idle, self._began = False, self._clock()
-        output = self._schedule(*arguments, **named)
-        try:
-            batch = len(output.num_scheduled_tokens)
-            self.draft_tokens = output.num_spec_tokens_to_schedule if batch else None
-            if batch and not self._lookup.allows(batch, output.num_spec_tokens_to_schedule):
-                self._remove_hooks("the scheduler does not follow its draft-token table")
-        except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
-            self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
-        return output
+        with self._lock:
+            if self._idle:
+                self._idle, self._began = False, self._clock()
+            output = self._schedule(*arguments, **named)
+            try:
+                batch = len(output.num_scheduled_tokens)
+                self.draft_tokens = output.num_spec_tokens_to_schedule if batch else None
+                if batch and not self._lookup.allows(batch, output.num_spec_tokens_to_schedule):
+                    self._remove_hooks("the scheduler does not follow its draft-token table")
+            except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
+                self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
+            return output
 
     def _hooked_update(self, output: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         result = self._update(output, *arguments, **named)
         ended = self._clock()
-        try:
-            self._count(output, result, ended)
-        except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
-            self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
-        self._idle = not self._scheduler.has_unfinished_requests()
-        now = self._clock()
-        self._began = ended
-        self._hook_seconds += now - ended
+        with self._lock:
+            try:
+                self._count(output, result, ended)
+            except Exception as error:  # noqa: BLE001 - a defect here must not affect requests
+                self._remove_hooks(f"measuring a step failed: {type(error).__name__}: {error}")
+            self._idle = not self._scheduler.has_unfinished_requests()
+            now = self._clock()
+            self._began = ended
+            self._hook_seconds += now - ended
         return result
 
     def _count(self, output: Any, result: Any, ended: float) -> None:  # noqa: ANN401
@@ -239,9 +257,10 @@ class SchedulerControl:
         self._scheduler.update_from_output = self._update
 
     def _answer(self, engine: str) -> dict[str, Any]:
+        """Of copies: it is encoded outside the lock."""
         return {
             "controllable": not self._problems,
-            "problems": self._problems,
+            "problems": list(self._problems),
             "engine": engine,
             "epoch": self._epoch,
             "largest_batch": self._lookup.largest_batch,
@@ -272,10 +291,14 @@ class SchedulerControl:
                 "drafts": self._drafts,
                 "draft_tokens": self._draft_tokens,
                 "accepted_tokens": self._accepted,
-                "drafted_per_position": self._drafted_at,
-                "accepted_per_position": self._accepted_at,
+                "drafted_per_position": list(self._drafted_at),
+                "accepted_per_position": list(self._accepted_at),
             },
         }
+
+
+def _refused(error: Exception) -> str:
+    return json.dumps({"error": f"not a command: {error}"})
 
 
 def _promised(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON, repeated and not understood

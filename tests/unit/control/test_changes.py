@@ -19,8 +19,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import LogSettings
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.speculation.evidence import Acceptance
-from appliance.speculation.goodput import SpeculationFigures
-from appliance.speculation.state import MonitorState
+from appliance.speculation.state import MonitorState, SpeculationFigures
 from appliance.speculation.values import EngineReading, Reason, SpecDecodeCounters, SpeculationMode
 from tests.fakes import audit_fields
 

@@ -88,6 +88,16 @@ async def test_a_reload_applies_the_list_and_records_the_change(place: Place):
     assert fields["digest"] == digest_of(load_settings(place.file, environment={}))
 
 
+async def test_a_reload_applies_the_control_port_to_workers_that_stay(place: Place):
+    """It is recorded as a change of its own."""
+    place.write("a", "b", more="  control_port: 9\n")
+    changes = await place.list.reload("admin")
+    assert (changes.joined, changes.left) == (("a:1", "b:1"), ())
+    assert [seen.worker.control_url for seen in place.pool.snapshots] == ["http://a:9", "http://b:9"]
+    ((_, fields),) = place.log
+    assert fields["changes"] == ("pool.control_port",)
+
+
 async def test_a_reload_of_the_same_list_changes_and_records_nothing(place: Place):
     """Other settings need a restart."""
     place.write("a", "b", more="api:\n  port: 9999\n")
@@ -109,11 +119,11 @@ async def test_a_reload_of_an_invalid_file_changes_nothing(place: Place, text: s
 
 async def test_a_reload_names_a_port_outside_the_wall(tmp_path: Path):
     """Instead of workers that can never be reached."""
-    place = Place(tmp_path / "settings.yaml", wall=Wall(is_up=True, detail="", ports=frozenset({1})))
+    place = Place(tmp_path / "settings.yaml", wall=Wall(is_up=True, detail="", ports=frozenset({1, 2})))
     place.write("c")
     await place.list.reload("admin")
-    place.file.write_text("pool: {urls: ['http://d:2']}", encoding="utf-8")
-    with pytest.raises(ControlRefusedError, match="pool: port 2 is blocked by the wall"):
+    place.file.write_text("pool: {urls: ['http://d:5']}", encoding="utf-8")
+    with pytest.raises(ControlRefusedError, match="pool: port 5-6 is blocked by the wall"):
         await place.list.reload("admin")
     assert (place.ids, len(place.log)) == (["c:1"], 1)
 

@@ -1,5 +1,6 @@
 """Durable writes: whole or absent, private where they have to be, locked for one process."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def test_create_private_never_replaces_a_file(tmp_path: Path):
     with pytest.raises(FileExistsError):
         create_private(path, b"second")
     assert (path.read_bytes(), mode(path)) == (b"first", 0o600)
+
+
+def test_create_private_shows_a_whole_file_or_none(tmp_path: Path, monkeypatch):
+    """A reader beside the maker must not take a part of a key for the key."""
+    path = tmp_path / "key"
+
+    def fail(_file):
+        assert not path.exists()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        create_private(path, b"secret")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_is_held_until_the_file_is_closed(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Sources of settings and their precedence; unknown names are refused."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -105,6 +106,89 @@ def test_unknown_variable_is_refused(name: str):
     """A typing error must not leave a default in force."""
     with pytest.raises(ConfigurationError, match="not a setting"):
         load(environment={name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("api: {prot: 1}", "api.prot is not a setting; did you mean api.port?"),
+        ("apy: {port: 1}", "apy is not a setting; did you mean api?"),
+        ("api: {level: debug}", "api.level is not a setting; did you mean log.level?"),
+        ("port: {}", "port is not a setting; did you mean api.port?"),
+        (
+            "audit: {forward: {destination: '10.0.0.5:514', fromat: cef}}",
+            "audit.forward.fromat is not a setting; did you mean audit.forward.format?",
+        ),
+        ("api: {zzzzzz: 1}", "api.zzzzzz is not a setting; `appliance config` lists all of them"),
+    ],
+)
+def test_setting_spelt_like_another_names_that_one(write, text: str, expected: str):
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(text))
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("name", ["APPLIANCE_API_PORT", "APPLIANCE_APU__PORT"])
+def test_variable_spelt_like_another_names_that_one(name: str):
+    with pytest.raises(
+        ConfigurationError, match=f"^{name} is not a setting; did you mean APPLIANCE_API__PORT"
+    ):
+        load(environment={name: "1"})
+
+
+def test_all_problems_are_reported_at_once(write):
+    """One line each, whatever is wrong: a variable, a name, a removed setting, a value."""
+    file = write(
+        "api: {prot: 1, port: 70000}\nmonitor: {margin: 0.1, collapsed_below: 0}\nlog: {level: loud}"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load(file, {"APPLIANCE_API_PORT": "1", "APPLIANCE_TLS__CERTIFICATE_FILE": "/c.pem"})
+    problems = str(caught.value).splitlines()
+    names = [problem.split(" ")[0].rstrip(":") for problem in problems]
+    assert set(names) == {
+        *("APPLIANCE_API_PORT", "tls", "api.prot", "api.port"),
+        *("monitor.margin", "monitor.collapsed_below", "log.level"),
+    }
+
+
+@pytest.mark.parametrize(("section", "field"), FIELDS, ids=str)
+def test_value_of_a_wrong_type_is_one_problem(section: str, field: str):
+    with pytest.raises(ConfigurationError) as caught:
+        load(**{section: {field: object()}})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "expected"),
+    [
+        ("pool", "urls", 5, "pool.urls: should be a list"),
+        ("audit", "forward", "siem:514", "audit.forward: should be a section with named values"),
+        ("api", "port", "web", "api.port: should be a whole number"),
+        ("api", "port", 80.5, "api.port: should be a whole number"),
+        ("api", "port", 70_000, "api.port: should be less than or equal to 65535"),
+        ("api", "host", ["a"], "api.host: should be text"),
+        ("console", "enabled", "perhaps", "console.enabled: should be true or false"),
+        ("monitor", "interval_seconds", "soon", "monitor.interval_seconds: should be a number"),
+        ("log", "level", "loud", "log.level: should be 'debug', 'info', 'warning' or 'error'"),
+        ("worker", "model", 5, "worker.model: should be a path"),
+    ],
+)
+def test_wrong_value_is_told_what_it_should_be(section: str, field: str, value: object, expected: str):
+    with pytest.raises(ConfigurationError) as caught:
+        load(**{section: {field: value}})
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("section", list(Settings.model_fields))
+def test_no_message_has_the_words_of_the_validator(section: str):
+    """Tuples, models and input are words of the program."""
+    for field in Settings.model_fields[section].annotation.model_fields:
+        for value in (object(), "", 1.5, [[]], {"x": None}, None):
+            try:
+                load(**{section: {field: value}})
+            except ConfigurationError as error:
+                for line in str(error).splitlines():
+                    assert not re.search(r"Input|tuple|instance|unpackable|valid dictionary|NoneType", line)
 
 
 def test_variables_without_our_prefix_are_ignored():
@@ -257,6 +341,8 @@ def test_any_variable_is_parsed_or_refused_with_a_configuration_error(name: tupl
         ("oidc", {"jwks_file": "k.json", "audience": "a"}, "issuer and audience"),
         ("oidc", {"admin_claim": "roles"}, "come together"),
         ("oidc", {"admin_values": ["x"]}, "come together"),
+        ("oidc", {"manage_values": ["x"]}, "come together"),
+        ("oidc", {"manage_claim": "groups"}, "come together"),
         (
             "oidc",
             {"admin_claim": "roles", "admin_values": ["x"], "admin_scopes": {"y": ["read"]}},

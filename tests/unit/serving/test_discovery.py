@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 import structlog
@@ -54,6 +55,11 @@ def ids(pool: WorkerPool) -> list[str]:
     return [seen.worker.worker_id for seen in pool.snapshots if not seen.leaving]
 
 
+def ports(pool: WorkerPool) -> set[int | None]:
+    """Ports of the control listeners."""
+    return {urlsplit(seen.worker.control_url).port for seen in pool.snapshots}
+
+
 def test_listed_workers_start_unhealthy():
     """They get requests once they were found healthy, and not before."""
     pool = WorkerPool()
@@ -61,6 +67,35 @@ def test_listed_workers_start_unhealthy():
     assert ids(pool) == ["10.0.0.1:8000", "10.0.0.2:8000"]
     assert [seen.worker.url for seen in pool.snapshots] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     assert not pool.any_healthy()
+
+
+@pytest.mark.parametrize(
+    ("url", "chosen", "control"),
+    [
+        ("http://10.0.0.1:8000/", None, "http://10.0.0.1:8001"),
+        ("http://10.0.0.1:8000", 7000, "http://10.0.0.1:7000"),
+        ("https://[fd00::1]:8000/models/a", None, "https://[fd00::1]:8001"),
+        ("https://worker.example", None, "https://worker.example:444"),
+    ],
+)
+def test_a_worker_is_controlled_at_the_next_port_unless_the_settings_name_one(url, chosen, control):
+    assert worker_at(url, chosen).control_url == control
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"), [("http://a:65535", "no port follows"), ("http://a:x", "no valid port")]
+)
+def test_a_worker_without_a_control_port_is_refused(url, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        worker_at(url)
+
+
+async def test_every_worker_found_has_the_control_port_of_the_settings():
+    pool = WorkerPool()
+    found = discovery(pool, "http://10.0.0.9:8000", names=Names("10.0.0.1"), control_port=7000)
+    await found.resolve_now(parse_service(SERVICE))
+    assert {seen.worker.control_port for seen in pool.snapshots} == {7000}
+    assert len(pool.snapshots) == 2
 
 
 @pytest.mark.parametrize(
@@ -136,6 +171,31 @@ def test_worker_at_another_url_is_a_new_worker():
     pool.update(replace(pool.snapshot("a:1"), healthy=True))
     changes = workers.replace(["https://a:1"], None)
     assert (changes.joined, changes.left) == (("a:1",), ())
+    assert pool.snapshot("a:1").worker.url == "https://a:1"
+    assert not pool.any_healthy()
+
+
+async def test_another_control_port_is_that_of_every_worker_from_then_on():
+    """Of listed ones, of discovered ones, and of those that are discovered later."""
+    pool, names = WorkerPool(), Names("10.0.0.1")
+    workers = discovery(pool, "http://a:1", names=names)
+    await workers.resolve_now(parse_service(SERVICE))
+    assert ports(pool) == {2, 8001}
+    changes = workers.replace(["http://a:1"], SERVICE, 9)
+    assert set(changes.joined) == set(ids(pool))
+    assert ports(pool) == {9}
+    names.addresses = ("10.0.0.1", "10.0.0.2")
+    changes = await workers.resolve_now(parse_service(SERVICE))
+    assert (len(changes.joined), ports(pool)) == (1, {9})
+    assert workers.replace(["http://a:1"], SERVICE, 9).joined == ()
+
+
+def test_a_scrape_of_where_a_worker_was_does_not_move_it_back():
+    pool = WorkerPool()
+    workers = discovery(pool, "http://a:1")
+    before = pool.snapshot("a:1")
+    workers.replace(["https://a:1"], None)
+    pool.update(replace(before, healthy=True))
     assert pool.snapshot("a:1").worker.url == "https://a:1"
     assert not pool.any_healthy()
 

@@ -271,6 +271,37 @@ def test_every_worker_has_the_middleware_that_admits_gateways():
     assert "APPLIANCE_SCRAPE_TOKEN_FILE" not in plan().environment
 
 
+def test_the_engine_listens_for_control_at_the_workers_address():
+    """At the next port unless the settings name one, and with the same certificate."""
+
+    def control(**settings) -> dict[str, str]:
+        made = plan(**settings)
+        found = {name: value for name, value in made.environment.items() if "CONTROL_" in name}
+        assert found.pop("APPLIANCE_CONTROL_TOKEN_FILE") == "/data/control.token"
+        assert found["APPLIANCE_CONTROL_ADDRESS"].endswith(f":{made.control_port}")
+        return found
+
+    assert control() == {"APPLIANCE_CONTROL_ADDRESS": "127.0.0.1:8001"}
+    assert control(host="::", control_port=7000) == {"APPLIANCE_CONTROL_ADDRESS": "[::]:7000"}
+    assert control(host="") == {"APPLIANCE_CONTROL_ADDRESS": "0.0.0.0:8001"}
+    files = {name: Path(f"/tls/{name}") for name in ("tls_certificate_file", "tls_key_file")}
+    assert control(**files, tls_client_ca_file=Path("/tls/ca.pem")) == {
+        "APPLIANCE_CONTROL_ADDRESS": "127.0.0.1:8001",
+        "APPLIANCE_CONTROL_CERTIFICATE_FILE": "/tls/tls_certificate_file",
+        "APPLIANCE_CONTROL_KEY_FILE": "/tls/tls_key_file",
+        "APPLIANCE_CONTROL_CLIENT_CA_FILE": "/tls/ca.pem",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [({"port": 8000, "control_port": 8000}, "must differ"), ({"port": 65535}, "no port follows port 65535")],
+)
+def test_a_worker_has_two_ports(settings, problem):
+    with pytest.raises(ValidationError, match=problem):
+        WorkerSettings(**settings)
+
+
 def test_a_worker_with_a_certificate_serves_https():
     files = {"tls_certificate_file": Path("/tls/worker.pem"), "tls_key_file": Path("/tls/worker.key")}
     made = plan(**files)

@@ -21,6 +21,7 @@ def plan(name: str) -> LaunchPlan:
         url="http://127.0.0.1:9",
         host="127.0.0.1",
         port=9,
+        control_port=10,
         model="demo",
         drain_seconds=1,
         max_startup_seconds=10,

@@ -1,8 +1,6 @@
 """Canary requests, and restarts of a worker in another process."""
 
 import json
-import os
-import signal
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,7 +13,7 @@ from appliance.serving.launch import LaunchPlan
 from appliance.serving.plans import WorkerPlans
 from appliance.serving.restart import RestartClient
 from appliance.serving.restart_request import WITH_DRAFT, CandidateDraft, RestartRequest
-from appliance.serving.vllm.middleware import GatewayMiddleware
+from appliance.serving.vllm.listener import ControlledEngine, ControlListener
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_protocol import RESTART_FILE, RESTART_PATH, TOKEN_FILE
 from appliance.serving.worker_tls import WorkerTls
@@ -103,7 +101,7 @@ async def plugin(status: int):
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0]
-        yield Worker(worker_id=WorkerId("w1"), url=f"http://{host}:{port}"), asked
+        yield Worker(worker_id=WorkerId("w1"), url=f"http://{host}:1", control_port=port), asked
     finally:
         await runner.cleanup()
 
@@ -170,6 +168,7 @@ def plan(name: str) -> LaunchPlan:
         url="http://127.0.0.1:9",
         host="127.0.0.1",
         port=9,
+        control_port=10,
         model=MODEL,
         drain_seconds=1,
         max_startup_seconds=10,
@@ -177,31 +176,13 @@ def plan(name: str) -> LaunchPlan:
 
 
 @pytest.mark.parametrize(("with_draft", "expected"), [(True, "with"), (False, "without")])
-async def test_plugin_and_supervisor_exchange_the_restart_request(
-    tmp_path, monkeypatch, with_draft, expected
-):
+def test_plugin_and_supervisor_exchange_the_restart_request(tmp_path, with_draft, expected):
     """They run in two processes, and share only the file."""
     (tmp_path / "token").write_text("secret\n")
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
-    monkeypatch.setenv(RESTART_FILE, str(tmp_path / "request"))
-    signals, sent = [], []
-    monkeypatch.setattr(os, "kill", lambda *signal: signals.append(signal))
-    body = json.dumps({"with_draft": with_draft}).encode()
-
-    async def receive():
-        return {"type": "http.request", "body": body}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": RESTART_PATH,
-        "headers": [(b"authorization", b"Bearer secret")],
-    }
-    await GatewayMiddleware(None)(scope, receive, send)
-    assert (sent[0]["status"], signals) == (202, [(os.getpid(), signal.SIGTERM)])
+    environment = {TOKEN_FILE: str(tmp_path / "token"), RESTART_FILE: str(tmp_path / "request")}
+    engine = ControlledEngine(command=str, gpus=None, server=1)
+    listener = ControlListener(engine, environment)
+    assert listener.answer("POST", RESTART_PATH, json.dumps({"with_draft": with_draft}))[0] == 202
     plans = WorkerPlans(plan("with"), target_only=plan("without"), restart_file=tmp_path / "request")
     assert plans.accept_request()
     assert plans.current.argv == (expected,)

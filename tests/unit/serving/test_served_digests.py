@@ -1,12 +1,11 @@
 """Only digests that the supervisor computed are reported."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from appliance.serving.plugin_client import parse_reading
-from appliance.serving.vllm.middleware import GatewayMiddleware
+from appliance.serving.vllm.listener import ControlledEngine, ControlListener
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.serving.worker_protocol import DRAFT_DIGEST, SPECULATION_PATH, TARGET_DIGEST, TOKEN_FILE
 from appliance.speculation.values import EngineReading
@@ -15,46 +14,25 @@ TARGET, DRAFT = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
 ANSWER = {"controllable": False, "problems": ["started without a draft"], "engine": "vllm", "epoch": ""}
 
 
-async def said(monkeypatch, tmp_path, **environment: str) -> EngineReading:
+def said(tmp_path, **environment: str) -> EngineReading:
     """What the gateway reads from a worker that was started in this environment."""
     (tmp_path / "token").write_text("secret\n")
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
-    for name in (TARGET_DIGEST, DRAFT_DIGEST):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-    async def command(_name: str, _text: str) -> str:
-        return json.dumps(ANSWER)
-
-    core = SimpleNamespace(call_utility_async=command)
-    app = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=core)))
-    sent: list[dict] = []
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": SPECULATION_PATH,
-        "headers": [(b"authorization", b"Bearer secret")],
-        "app": app,
-    }
-    await GatewayMiddleware(None)(scope, None, send)
-    return parse_reading(sent[0]["status"], sent[1]["body"].decode())
+    engine = ControlledEngine(command=lambda _text: json.dumps(ANSWER), gpus=None, server=None)
+    listener = ControlListener(engine, {TOKEN_FILE: str(tmp_path / "token"), **environment})
+    status, content = listener.answer("GET", SPECULATION_PATH, "")
+    return parse_reading(status, json.dumps(content))
 
 
 @pytest.mark.parametrize("draft", [DRAFT, ""])
-async def test_worker_reports_its_weights(monkeypatch, tmp_path, draft):
+def test_worker_reports_its_weights(tmp_path, draft):
     """Also one without a draft, whose engine reports nothing."""
-    reading = await said(monkeypatch, tmp_path, **{TARGET_DIGEST: TARGET, DRAFT_DIGEST: draft})
+    reading = said(tmp_path, **{TARGET_DIGEST: TARGET, DRAFT_DIGEST: draft})
     assert (reading.target, reading.draft) == (TARGET, draft)
 
 
-async def test_worker_without_a_supervisor_reports_no_digests(monkeypatch, tmp_path):
+def test_worker_without_a_supervisor_reports_no_digests(tmp_path):
     """Its weights were never digested."""
-    reading = await said(monkeypatch, tmp_path)
+    reading = said(tmp_path)
     assert (reading.target, reading.draft) == ("", "")
 
 

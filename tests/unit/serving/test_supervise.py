@@ -107,6 +107,7 @@ class Fake:
                 url=f"http://127.0.0.1:{port}",
                 host="127.0.0.1",
                 port=port,
+                control_port=port + 1,
                 model="fake",
                 drain_seconds=drain_seconds,
                 max_startup_seconds=max_startup_seconds,
@@ -115,7 +116,7 @@ class Fake:
             )
 
         self.plan = plan(mode)
-        self.worker = Worker(worker_id=WorkerId("w1"), url=self.plan.url)
+        self.worker = Worker(worker_id=WorkerId("w1"), url=self.plan.url, control_port=port)
         self.events, self.progress = [], []
         self.supervisor = Supervisor(
             self.plan,

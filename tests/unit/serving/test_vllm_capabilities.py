@@ -8,7 +8,7 @@ import pytest
 
 from appliance.serving.plugin_client import parse_reading
 from appliance.serving.vllm import capabilities
-from appliance.serving.vllm.capabilities import ASK_RUNNER, NOT_ASKED, Capabilities
+from appliance.serving.vllm.capabilities import ASK_RUNNER, find_missing
 from appliance.serving.vllm.deferred_prefill import find_runner_problem
 from appliance.serving.vllm.scheduler_control import SchedulerControl
 from appliance.speculation.values import Capability, EngineReading, missing_of
@@ -35,33 +35,23 @@ class Core:
 
 def test_a_complete_engine_lacks_nothing_and_is_asked_once():
     core = Core("")
-    asking = Capabilities(core, "")
-    assert (asking.missing(), asking.missing(), core.asked) == ({}, {}, [ASK_RUNNER])
-
-
-def test_a_running_request_does_not_wait_for_the_runners_answer():
-    core = Core("")
-    core.scheduler.add("a")
-    asking = Capabilities(core, "")
-    assert (asking.missing(), core.asked) == ({"deferred_prefill": NOT_ASKED}, [])
-    core.scheduler.finish("a")
-    assert (asking.missing(), core.asked) == ({}, [ASK_RUNNER])
+    assert (find_missing(core, ""), core.asked) == ({}, [ASK_RUNNER])
 
 
 def test_the_reason_of_any_runner_is_reported():
-    assert Capabilities(Core("", "async"), "").missing() == {"deferred_prefill": "async"}
+    assert find_missing(Core("", "async"), "") == {"deferred_prefill": "async"}
 
 
 def test_no_runner_is_asked_where_none_can_defer():
     core = Core("")
-    assert Capabilities(core, "on a GPU").missing() == {"deferred_prefill": "on a GPU"}
+    assert find_missing(core, "on a GPU") == {"deferred_prefill": "on a GPU"}
     assert core.asked == []
 
 
 def test_an_executor_of_another_structure_is_reported():
     core = Core()
     core.model_executor = None
-    (why,) = Capabilities(core, "").missing().values()
+    (why,) = find_missing(core, "").values()
     assert why == "the engine's runner cannot be asked: AttributeError"
 
 
@@ -74,13 +64,13 @@ def test_an_executor_of_another_structure_is_reported():
     ],
 )
 def test_drafts_by_request_depend_on_version_and_arguments(report, why):
-    assert Capabilities(Core("", report=report), "").missing().get("attribution") == why
+    assert find_missing(Core("", report=report), "").get("attribution") == why
 
 
 def test_an_engine_of_another_structure_has_no_drafts_by_request():
     core = Core("")
     del core.vllm_config
-    assert Capabilities(core, "").missing() == {"attribution": OLDER}
+    assert find_missing(core, "") == {"attribution": OLDER}
 
 
 def test_names_are_those_of_the_gateway():

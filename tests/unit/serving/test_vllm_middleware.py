@@ -1,4 +1,4 @@
-"""Which calls are answered, and how a worker is restarted."""
+"""Which calls reach vLLM, and how a worker ends."""
 
 import asyncio
 import json
@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-from appliance.serving.vllm import middleware
-from appliance.serving.vllm.middleware import LARGEST_BODY, GatewayMiddleware
+from appliance.serving.vllm.middleware import GatewayMiddleware
 from appliance.serving.vllm.token_counts import count_sequences
+from appliance.serving.vllm.token_file import Refusals
 from appliance.serving.worker_protocol import (
     DRAIN_SECONDS,
     OPEN_ROUTES,
-    RESTART_FILE,
     RESTART_PATH,
-    RPC,
     SCRAPE_TOKEN_FILE,
     SPECULATION_PATH,
     TOKEN_FILE,
@@ -29,27 +27,7 @@ from tests.fakes import until
 
 TOKEN, SCRAPE = "0123456789abcdef", "fedcba9876543210"
 OURS = ((b"authorization", b"Bearer " + TOKEN.encode()),)
-READING = {"controllable": True, "problems": [], "engine": "vllm 0.32.0", "epoch": "0f"}
-ROUTES = [
-    ("GET", SPECULATION_PATH),
-    ("PUT", SPECULATION_PATH),
-    ("POST", RESTART_PATH),
-    ("GET", f"{USAGE_PATH}one"),
-]
-
-
-class Core:
-    """vLLM's engine core as the server has it: commands go to it and answers come back."""
-
-    def __init__(self, answer: str | Exception | None = None) -> None:
-        self.answer = json.dumps(READING) if answer is None else answer
-        self.asked: list[tuple[str, str]] = []
-
-    async def call_utility_async(self, name: str, text: str) -> str:
-        self.asked.append((name, text))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+USAGE = f"{USAGE_PATH}one"
 
 
 class Reply:
@@ -66,11 +44,7 @@ class Reply:
 class Worker:
     """A vLLM server with our middleware in front."""
 
-    def __init__(self, core: Core | None = None) -> None:
-        self.core = core or Core()
-        self.app = SimpleNamespace(
-            state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=self.core))
-        )
+    def __init__(self) -> None:
         self.passed: list[tuple[Any, Any, Any]] = []
         self.middleware = GatewayMiddleware(self.serve)
 
@@ -101,21 +75,9 @@ class Worker:
         async def send(message: Any) -> None:
             answer.append(message)
 
-        scope = {"type": "http", "method": method, "path": path, "headers": headers, "app": self.app}
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
         await self.middleware(scope, receive, send)
         return Reply(answer)
-
-
-class Meter:
-    """An energy meter that can stop answering."""
-
-    gpus = 2
-
-    def __init__(self) -> None:
-        self.counted: int | None = 5000
-
-    def read(self) -> int | None:
-        return self.counted
 
 
 Start = Callable[..., Worker]
@@ -123,26 +85,17 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Start workers, by default supervised and with a token."""
+    """Start workers, by default with a token."""
 
-    def make(
-        core: Core | None = None,
-        *,
-        token: str | None = TOKEN,
-        scrape: str | None = None,
-        supervised: bool = True,
-    ) -> Worker:
+    def make(*, token: str | None = TOKEN, scrape: str | None = None) -> Worker:
         monkeypatch.delenv(TOKEN_FILE, raising=False)
         if scrape is not None:
             (tmp_path / "scrape.token").write_text(scrape)
             monkeypatch.setenv(SCRAPE_TOKEN_FILE, str(tmp_path / "scrape.token"))
-        monkeypatch.delenv(RESTART_FILE, raising=False)
         if token is not None:
             (tmp_path / "control.token").write_text(token)
             monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "control.token"))
-        if supervised:
-            monkeypatch.setenv(RESTART_FILE, str(tmp_path / "restart.json"))
-        return Worker(core)
+        return Worker()
 
     return make
 
@@ -165,7 +118,10 @@ def test_server_does_not_start_without_a_token(start, tmp_path):
 
 
 EVERY_ROUTE = [
-    *ROUTES,
+    ("GET", USAGE),
+    ("GET", SPECULATION_PATH),
+    ("PUT", SPECULATION_PATH),
+    ("POST", RESTART_PATH),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("GET", "/v1/models"),
@@ -192,9 +148,7 @@ EVERY_ROUTE = [
     ],
 )
 @pytest.mark.parametrize(("method", "path"), EVERY_ROUTE)
-async def test_every_route_but_health_needs_the_control_token(
-    start, signals, tmp_path, method, path, headers
-):
+async def test_every_route_but_health_needs_the_control_token(start, signals, method, path, headers):
     """Before the body is read; the scrape token opens the metrics alone."""
     worker = start(scrape=SCRAPE)
     if path == "/metrics" and SCRAPE.encode() in b"".join(value for _, value in headers):
@@ -202,18 +156,17 @@ async def test_every_route_but_health_needs_the_control_token(
         return
     reply = await worker.ask(method, path, b'{"with_draft": true}', headers=headers)
     assert (reply.status, reply.content) == (401, {"error": "unauthorized"})
-    assert (worker.core.asked, worker.passed, signals) == ([], [], [])
-    assert not (tmp_path / "restart.json").exists()
+    assert (worker.passed, signals) == ([], [])
 
 
 async def passes(worker, scope):
-    """It passes through untouched: the same objects, and no call of the engine."""
+    """It passes through untouched: the same objects."""
     before, receive, send = dict(scope), object(), object()
     await worker.middleware(scope, receive, send)
     ((passed, *channels),) = worker.passed
     assert passed is scope
     assert channels == [receive, send]
-    assert (scope, worker.core.asked) == (before, [])
+    assert scope == before
 
 
 @pytest.mark.parametrize(
@@ -221,7 +174,7 @@ async def passes(worker, scope):
     [
         *(
             {"type": "http", "method": method, "path": path, "headers": OURS}
-            for method, path in EVERY_ROUTE[len(ROUTES) :]
+            for method, path in EVERY_ROUTE[1:]
         ),
         {"type": "http", "method": "GET", "path": "/health", "headers": ()},
         {"type": "websocket", "path": "/v1/realtime", "headers": OURS},
@@ -240,13 +193,14 @@ async def test_behind_a_router_of_others_its_requests_need_no_token(start, monke
     assert len(worker.passed) == 1
 
 
-@pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/appliance/other")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", USAGE), ("GET", SPECULATION_PATH), ("GET", "/appliance/other")]
+)
 async def test_behind_a_router_of_others_the_plugin_still_needs_the_token(start, monkeypatch, method, path):
     monkeypatch.setenv(OPEN_ROUTES, "1")
     worker = start()
     assert (await worker.ask(method, path, headers=())).status == 401
     assert worker.passed == []
-    assert worker.core.asked == []
 
 
 @pytest.mark.parametrize("chosen", ["true", "0", "yes", " 1"])
@@ -272,21 +226,21 @@ async def test_tokens_are_rotated_without_a_restart(start, tmp_path):
 
     async def answers(token: str) -> int:
         headers = ((b"authorization", b"Bearer " + token.encode()),)
-        return (await worker.ask("GET", SPECULATION_PATH, headers=headers)).status
+        return (await worker.ask("GET", USAGE, headers=headers)).status
 
-    assert [await answers(TOKEN), await answers("next")] == [200, 401]
+    assert [await answers(TOKEN), await answers("next")] == [404, 401]
     path.write_text(f"{TOKEN}\nnext\n")
-    assert [await answers(TOKEN), await answers("next")] == [200, 200]
+    assert [await answers(TOKEN), await answers("next")] == [404, 404]
     path.write_text("")
-    assert [await answers(TOKEN), await answers("next")] == [200, 200]
+    assert [await answers(TOKEN), await answers("next")] == [404, 404]
     path.write_text("next\n")
-    assert [await answers(TOKEN), await answers("next")] == [401, 200]
+    assert [await answers(TOKEN), await answers("next")] == [401, 404]
 
 
 async def test_refusals_are_counted_in_a_line_a_minute(start, caplog):
     worker = start()
     times = [0.0, 1.0, 59.0, 61.0, 62.0]
-    worker.middleware._refusals = middleware.Refusals(iter(times).__next__)
+    worker.middleware._refusals = Refusals(iter(times).__next__)
     for _ in times:
         await worker.ask("GET", "/metrics", headers=())
     written = [record.getMessage() for record in caplog.records if record.name == "vllm.appliance"]
@@ -303,144 +257,7 @@ async def test_api_server_withholds_content_from_its_first_request_on(start, red
 
 async def test_a_token_file_may_end_with_a_newline(start):
     """As the appliance writes it."""
-    assert (await start(token=TOKEN + "\n").ask("GET", SPECULATION_PATH)).status == 200
-
-
-async def test_a_question_is_passed_to_the_engine(start):
-    """As an empty command; the answer is returned unchanged."""
-    worker = start()
-    reply = await worker.ask("GET", SPECULATION_PATH)
-    assert (reply.status, reply.content) == (200, READING)
-    assert reply.headers[b"content-type"] == b"application/json"
-    assert int(reply.headers[b"content-length"]) == len(reply.body)
-    assert worker.core.asked == [(RPC, "{}")]
-
-
-async def test_a_command_is_passed_to_the_engine(start):
-    """Unchanged, in one part or several."""
-    worker, text = start(), json.dumps({"table": [[1, 64, 0]], "mode": "target_only"})
-    for piece in (1, 9, len(text)):
-        reply = await worker.ask("PUT", SPECULATION_PATH, text.encode(), piece=piece)
-        assert (reply.status, reply.content) == (200, READING)
-    assert worker.core.asked == [(RPC, text)] * 3
-
-
-async def test_a_command_the_engine_refuses_is_a_bad_request(start):
-    """With the engine's reason."""
-    refusal = {"error": "not a command: [2] draft tokens are not among [0, 3]"}
-    reply = await start(Core(json.dumps(refusal))).ask("PUT", SPECULATION_PATH, b"{}")
-    assert (reply.status, reply.content) == (400, refusal)
-
-
-@pytest.mark.parametrize(
-    "core",
-    [
-        Core(RuntimeError("Call to appliance_speculation method failed: private")),
-        Core(ConnectionResetError()),
-        Core("no JSON"),
-        SimpleNamespace(),
-        None,
-    ],
-)
-@pytest.mark.parametrize("method", ["GET", "PUT"])
-async def test_engine_without_commands_is_reported_uncontrollable(start, core, method):
-    """An engine of another structure, or one that fails at it, still serves; no detail leaks."""
-    worker = start()
-    worker.app.state.engine_client.engine_core = core
-    reply = await worker.ask(method, SPECULATION_PATH, b"{}")
-    assert (reply.status, reply.content["controllable"], reply.content["epoch"]) == (200, False, "")
-    (problem,) = reply.content["problems"]
-    assert problem.startswith("the engine does not take commands: ")
-    assert "private" not in problem
-
-
-async def test_engine_that_does_not_answer_times_out(start, monkeypatch):
-    """A server that waits for a dead engine could not end."""
-    monkeypatch.setattr(middleware, "RPC_SECONDS", 0.01)
-    worker = start()
-    worker.core.call_utility_async = lambda _name, _text: asyncio.Event().wait()
-    reply = await worker.ask("GET", SPECULATION_PATH)
-    assert (reply.status, reply.content) == (503, {"error": "the engine did not answer within 0.01 s"})
-
-
-async def test_ending_worker_refuses_commands(start, signals):
-    """Its engine may have ended already."""
-    worker = start()
-    await worker.ask("POST", RESTART_PATH, b'{"with_draft": true}')
-    reply = await worker.ask("GET", SPECULATION_PATH)
-    assert (reply.status, worker.core.asked) == (503, [])
-
-
-async def test_a_body_too_long_is_never_a_command(start):
-    """It is not even read to its end."""
-    worker = start(Core(json.dumps({"error": "not a command"})))
-    body = b" " * (LARGEST_BODY + 1) + b"{}" + b" " * LARGEST_BODY
-    assert (await worker.ask("PUT", SPECULATION_PATH, body, piece=2**12)).status == 400
-    assert worker.core.asked == [(RPC, "")]
-
-
-async def test_body_that_is_not_utf8_is_refused_by_the_engine(start):
-    worker = start()
-    await worker.ask("PUT", SPECULATION_PATH, b"\xff{}")
-    assert worker.core.asked == [(RPC, "\ufffd{}")]
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", SPECULATION_PATH), ("DELETE", SPECULATION_PATH), ("GET", RESTART_PATH), ("PUT", RESTART_PATH)],
-)
-async def test_no_other_method_does_anything(start, signals, method, path):
-    """The answer names the method."""
-    worker = start()
-    reply = await worker.ask(method, path, b'{"with_draft": true}')
-    assert (reply.status, reply.content) == (405, {"error": f"{path} does not accept {method}"})
-    assert (worker.core.asked, worker.passed, signals) == ([], [], [])
-
-
-@pytest.mark.parametrize("with_draft", [True, False])
-async def test_restart_stores_its_request_and_ends_the_server(start, signals, tmp_path, with_draft):
-    """The supervisor finds a complete request, and no other file."""
-    request = {"with_draft": with_draft}
-    reply = await start().ask("POST", RESTART_PATH, json.dumps(request).encode())
-    assert (reply.status, reply.content) == (202, request)
-    assert signals == [(os.getpid(), signal.SIGTERM)]
-    assert json.loads((tmp_path / "restart.json").read_text()) == request
-    assert {path.name for path in tmp_path.iterdir()} == {"restart.json", "control.token"}
-
-
-async def test_a_restart_is_answered_before_the_server_ends(start, monkeypatch, tmp_path):
-    """Afterwards it refuses connections; the request is on disk by then."""
-    sent: list[dict[str, Any]] = []
-    seen: list[tuple[int, bool]] = []
-    monkeypatch.setattr(os, "kill", lambda *_: seen.append((len(sent), (tmp_path / "restart.json").exists())))
-    await start().ask("POST", RESTART_PATH, b'{"with_draft": false}', sent=sent)
-    assert seen == [(2, True)]
-
-
-async def test_restart_replaces_an_older_request(start, signals, tmp_path):
-    """The last one counts."""
-    (tmp_path / "restart.json").write_text('{"with_draft": true} and something longer')
-    await start().ask("POST", RESTART_PATH, b'{"with_draft": false}')
-    assert json.loads((tmp_path / "restart.json").read_text()) == {"with_draft": False}
-
-
-async def test_worker_without_a_supervisor_does_not_end_itself(start, signals):
-    """It would not come back."""
-    reply = await start(supervised=False).ask("POST", RESTART_PATH, b'{"with_draft": true}')
-    assert reply.status == 409
-    assert "this worker has no supervisor" in reply.content["error"]
-    assert signals == []
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"{}", b"[]", b"7", b'"with_draft"', b"{", b"\xff", b'{"with_draft": "false"}']
-)
-async def test_restart_needs_with_draft(start, signals, tmp_path, body):
-    """A request without it is refused, and the server continues."""
-    reply = await start().ask("POST", RESTART_PATH, body)
-    assert (reply.status, reply.content) == (400, {"error": 'send {"with_draft": true} or false'})
-    assert signals == []
-    assert not (tmp_path / "restart.json").exists()
+    assert (await start(token=TOKEN + "\n").ask("GET", USAGE)).status == 404
 
 
 async def test_tokens_of_a_request_that_was_cut_off_are_answered_by_its_id(start):
@@ -474,24 +291,6 @@ async def test_tokens_of_a_request_that_was_cut_off_are_answered_by_its_id(start
     assert (await worker.ask("GET", f"{USAGE_PATH}two")).status == 404
 
 
-async def test_reading_includes_energy(start, monkeypatch):
-    """Of as many GPUs as the engine uses, opened once; absent if none measures it."""
-    meter, asked = Meter(), []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    monkeypatch.setattr(middleware, "open_meter", lambda *found: asked.append(found) or meter)
-    worker = start()
-    worker.app.state.engine_client.vllm_config = SimpleNamespace(
-        parallel_config=SimpleNamespace(world_size=1, world_size_across_dp=2)
-    )
-    for counted in (5000, 6000):
-        meter.counted = counted
-        reply = await worker.ask("GET", SPECULATION_PATH)
-        assert reply.content == READING | {"energy": {"gpus": 2, "millijoules": counted}}
-    meter.counted = None
-    assert (await worker.ask("GET", SPECULATION_PATH)).content == READING
-    assert asked == [("4,5,6", 2)]
-
-
 # Its end.
 
 
@@ -519,9 +318,20 @@ async def test_stopping_worker_refuses_requests_and_ends_with_the_last_one(start
     for _ in range(2):
         refused = await worker.ask("POST", "/v1/completions")
         assert (refused.status, refused.headers[b"x-appliance-leaving"]) == (503, b"true")
-    assert (await worker.ask("GET", SPECULATION_PATH)).content["leaving"] is True
-    await worker.ask("GET", "/metrics", sent=[{"status": 0, "headers": []}])
-    assert [scope["path"] for scope, *_ in worker.passed[-1:]] == ["/metrics"]
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    await worker.middleware(
+        {"type": "http", "method": "GET", "path": "/metrics", "headers": OURS}, None, send
+    )
+    ((scope, _, answer),) = worker.passed[-1:]
+    await answer({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+    assert (scope["path"], told[0]["headers"]) == (
+        "/metrics",
+        [(b"a", b"b"), (b"x-appliance-leaving", b"true")],
+    )
     assert not signals, "it ended while a request was running"
     release.set()
     assert (await running).status == 200

@@ -9,14 +9,23 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from appliance.serving.vllm import plugin
 from appliance.serving.vllm.deferred_prefill import ARGUMENTS
-from appliance.serving.vllm.plugin import install_control, install_deferred_prefill, register
+from appliance.serving.vllm.listener import ControlledEngine
+from appliance.serving.vllm.plugin import (
+    SEVERAL_ENGINES,
+    install_control,
+    install_deferred_prefill,
+    install_listener,
+    register,
+)
 from appliance.serving.vllm.redaction import dump_failed_step
 from appliance.serving.vllm.repairs import (
     NAP_SECONDS,
@@ -26,10 +35,10 @@ from appliance.serving.vllm.repairs import (
     sleep_while_waiting,
 )
 from appliance.serving.vllm.scheduler_control import find_problems
-from appliance.serving.worker_protocol import RPC
 from tests.fake_engine import LOOKUP, DraftStats, FakeScheduler, Outputs, Stats, Step, Tokens
 
 ENGINE = "vllm 0.32.0"
+Ask = Callable[..., dict[str, Any]]
 torch = pytest.importorskip("torch")
 
 
@@ -51,25 +60,47 @@ class Engine:
             def post_step(self, model_executed: bool) -> None:
                 self.fetched.append(model_executed)
 
-        self.scheduler_class, self.core_class = Scheduler, EngineCore
+        class EngineCoreProc(EngineCore):
+            def run_busy_loop(self) -> str:
+                return "ended"
+
+        self.scheduler_class, self.core_class, self.process_class = Scheduler, EngineCore, EngineCoreProc
 
     def start(self, **how: Any) -> Any:
-        return self.core_class(self.scheduler_class(**how))
+        return self.process_class(self.scheduler_class(**how))
 
 
 @pytest.fixture
 def engine() -> Engine:
     """An engine that has loaded the plugin."""
     made = Engine()
-    install_control(made.scheduler_class, made.core_class, engine=ENGINE)
+    install_control(made.scheduler_class, made.core_class)
+    install_listener(made.process_class, engine=ENGINE)
     return made
 
 
-def ask(core: Any, **request: Any) -> dict[str, Any]:
-    return json.loads(getattr(core, RPC)(json.dumps(request)))
+@pytest.fixture(autouse=True)
+def listening(monkeypatch: pytest.MonkeyPatch) -> list[ControlledEngine]:
+    """The engines that would listen; none does."""
+    started: list[ControlledEngine] = []
+    monkeypatch.setattr(plugin, "start_listener", lambda engine, _environment: started.append(engine))
+    return started
 
 
-def test_every_new_scheduler_is_controlled(engine):
+@pytest.fixture
+def ask(listening: list[ControlledEngine]) -> Ask:
+    """Send a command as the listener does; the first one starts the loop of the engine."""
+
+    def send(core: Any, **request: Any) -> dict[str, Any]:
+        if not hasattr(core, "listens"):
+            assert core.run_busy_loop() == "ended"
+            core.listens = listening[-1]
+        return json.loads(core.listens.command(json.dumps(request)))
+
+    return send
+
+
+def test_every_new_scheduler_is_controlled(engine, ask):
     """Two engines of a process share no state."""
     first, second = engine.start(), engine.start()
     ask(first, table=[[1, 8, 0]], mode="target_only", reason="collapsed")
@@ -78,7 +109,7 @@ def test_every_new_scheduler_is_controlled(engine):
     assert (ask(first)["engine"], ask(first)["mode"], ask(second)["mode"]) == (ENGINE, "target_only", None)
 
 
-def test_uncontrollable_scheduler_is_left_unchanged_and_reported(engine):
+def test_uncontrollable_scheduler_is_left_unchanged_and_reported(engine, ask):
     core = engine.start(num_spec_tokens=0)
     assert "schedule" not in vars(core.scheduler)
     answer = ask(core)
@@ -90,12 +121,37 @@ def test_uncontrollable_scheduler_is_left_unchanged_and_reported(engine):
 
 def test_loading_the_plugin_twice_is_idempotent(engine):
     """vLLM may load plugins more than once in a process."""
-    before = dict(vars(engine.scheduler_class)), dict(vars(engine.core_class))
-    install_control(engine.scheduler_class, engine.core_class, engine="another")
-    assert (dict(vars(engine.scheduler_class)), dict(vars(engine.core_class))) == before
+    classes = (engine.scheduler_class, engine.core_class, engine.process_class)
+    before = [dict(vars(each)) for each in classes]
+    install_control(engine.scheduler_class, engine.core_class)
+    install_listener(engine.process_class, engine="another")
+    assert [dict(vars(each)) for each in classes] == before
 
 
-def test_drafts_are_not_fetched_after_a_step_without_draft_tokens(engine):
+@pytest.mark.parametrize("sign", ["size", "coordinator"])
+def test_one_of_several_engines_answers_that_none_is_controlled(engine, ask, listening, sign):
+    """A table would reach one of them only.  A dense model's engine is told that it is alone."""
+    first, second = engine.start(), engine.start()
+    second.engine_index = 1
+    for core in (first, second):
+        core.has_coordinator = sign == "coordinator"
+        parallel = SimpleNamespace(data_parallel_size=2 if sign == "size" else 1, world_size_across_dp=2)
+        core.vllm_config = SimpleNamespace(parallel_config=parallel)
+    answer = ask(first, table=[[1, 8, 0]])
+    assert (answer["controllable"], answer["problems"]) == (False, [SEVERAL_ENGINES])
+    assert first.scheduler.dynamic_sd_lookup == list(LOOKUP)
+    assert second.run_busy_loop() == "ended"
+    assert [started.gpus for started in listening] == [2]
+
+
+def test_an_engine_without_its_loop_is_left_unchanged(listening):
+    """Nothing listens then, which gateways report."""
+    for process_class in (None, type("Renamed", (), {})):
+        install_listener(process_class, engine=ENGINE)
+    assert listening == []
+
+
+def test_drafts_are_not_fetched_after_a_step_without_draft_tokens(engine, ask):
     """That saves a round trip each step; with drafts, or without a step, they are fetched."""
     core = engine.start()
     core.post_step(True)
@@ -114,7 +170,7 @@ def test_drafts_are_not_fetched_after_a_step_without_draft_tokens(engine):
     assert core.fetched == [True, True, True, False]
 
 
-def test_drafts_are_fetched_after_the_hooks_are_removed(engine):
+def test_drafts_are_fetched_after_the_hooks_are_removed(engine, ask):
     core = engine.start()
     ask(core, table=[[1, 8, 0]])
     core.scheduler.add("a")
@@ -188,7 +244,11 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "vllm.v1.core.sched": {},
         "vllm.v1.core.sched.scheduler": {"Scheduler": engine.scheduler_class},
         "vllm.v1.engine": {},
-        "vllm.v1.engine.core": {"EngineCore": engine.core_class, "dump_engine_exception": len},
+        "vllm.v1.engine.core": {
+            "EngineCore": engine.core_class,
+            "EngineCoreProc": engine.process_class,
+            "dump_engine_exception": len,
+        },
         "vllm.v1.engine.output_processor": {"OutputProcessor": type("OutputProcessor", (), {})},
         "vllm.v1.sample": {"rejection_sampler": made.sampler},
         "vllm.v1.sample.ops": {"topk_topp_sampler": made.filter},
@@ -209,7 +269,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
+def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules, ask):
     propose = modules.runner.propose_draft_token_ids
     register()
     assert ask(modules.engine.start())["engine"] == ENGINE
@@ -219,7 +279,7 @@ def test_cpu_worker_gets_control_repairs_and_deferred_prefill(modules):
     assert modules.runner.propose_draft_token_ids is not propose
 
 
-def test_a_runner_is_asked_through_the_workers_of_its_engine(modules):
+def test_a_runner_is_asked_through_the_workers_of_its_engine(modules, ask):
     """Its own problem is reported, and after that of the whole process no runner is asked."""
     register()
     core, wrapper = modules.engine.start(), modules.wrapper()
@@ -231,7 +291,7 @@ def test_a_runner_is_asked_through_the_workers_of_its_engine(modules):
     )
 
 
-def test_gpu_worker_gets_control_and_the_repair_of_suffix_decoding(modules):
+def test_gpu_worker_gets_control_and_the_repair_of_suffix_decoding(modules, ask):
     """The repairs are for defects of the CPU build, and deferred prefill was only verified there."""
     modules.is_cpu = False
     propose = modules.runner.propose_draft_token_ids
@@ -266,6 +326,14 @@ async def test_a_salt_is_hashed_with_the_media_of_its_prompt(modules):
     assert given == {"image": {"image_mode": "L"}}
     for plain in ({"cache_salt": "s"}, {"multi_modal_data": {"image": ["x"]}}):
         assert renderer._process_tokens(plain) is plain
+
+
+def test_the_installed_vllm_has_the_loop_before_which_we_listen():
+    """Without it no worker could be controlled."""
+    for name in ("EngineCoreProc", "DPEngineCoreProc"):
+        assert "run_busy_loop" in methods("v1.engine.core", name)
+    members = {node.attr for node in ast.walk(tree("v1.engine.core")) if isinstance(node, ast.Attribute)}
+    assert {"engine_index", "has_coordinator"} <= members
 
 
 def test_vllm_has_what_the_redaction_hooks_into():
@@ -340,7 +408,7 @@ def methods(module: str, name: str) -> set[str]:
 
 
 def test_vllm_reports_an_engines_gpus_with_data_parallel_copies():
-    """Energy of some GPUs must not be reported as that of all (`serving.vllm.middleware`)."""
+    """Energy of some GPUs must not be reported as that of all (`serving.vllm.listener`)."""
     assert "world_size_across_dp" in methods("config.parallel", "ParallelConfig")
 
 

@@ -1,6 +1,7 @@
 """What is counted, which commands are applied, and how the hooks are removed."""
 
 import json
+import threading
 from collections import Counter, deque
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import WorkerFailedError
 from appliance.serving.plugin_client import SpeculationCommand, parse_reading
+from appliance.serving.vllm import scheduler_control
 from appliance.serving.vllm.scheduler_control import (
     LARGEST_PROBE,
     STALL_AFTER,
@@ -622,3 +624,29 @@ def test_a_table_whose_first_axis_is_no_batch_size_is_given_back():
     controlled.work()
     assert not controlled.reading.controllable
     assert scheduler.rows == [[0, 1], [0, 1], [0, 1]]
+
+
+def test_a_command_does_not_change_the_table_while_a_step_is_scheduled(monkeypatch):
+    """Otherwise the step would seem not to follow its table, and the hooks would be removed."""
+    monkeypatch.setattr(scheduler_control, "COMMAND_SECONDS", 0.01)
+    told: list[Any] = []
+
+    class Interrupted(FakeScheduler):
+        def schedule(self) -> Step:
+            thread = threading.Thread(target=tell)
+            thread.start()
+            thread.join()
+            return super().schedule()
+
+    def tell() -> None:
+        try:
+            told.append(controlled.tell(table=ALL_OFF))
+        except TimeoutError as error:
+            told.append(str(error))
+
+    controlled = Controlled(scheduler=Interrupted())
+    controlled.scheduler.add("a")
+    controlled.work(2)
+    assert told == ["the engine did not answer within 0.01 s"] * 2
+    assert (controlled.reading.controllable, controlled.reading.table) == (True, INITIAL)
+    assert controlled.tell(table=ALL_OFF)["table"] == ALL_OFF

@@ -20,18 +20,23 @@ def test_the_defaults_need_none():
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("http://10.0.0.5:8000", {8000}),
-        ("http://10.0.0.5", {80}),
-        ("https://10.0.0.5/", {443}),
-        ("http://[::1]:8000", {8000}),
-        ("http://localhost:8000", {8000}),
-        ("http://workers.llm.svc:8000", {8000, 53}),
+        ("http://10.0.0.5:8000", {8000, 8001}),
+        ("http://10.0.0.5", {80, 81}),
+        ("https://10.0.0.5/", {443, 444}),
+        ("http://[::1]:8000", {8000, 8001}),
+        ("http://localhost:8000", {8000, 8001}),
+        ("http://workers.llm.svc:8000", {8000, 8001, 53}),
     ],
 )
 def test_workers(url, expected):
-    """The port of each, and DNS by TCP where the host is a name."""
+    """The port of each, the next one, where it is controlled, and DNS by TCP where the host is a name."""
     assert ports(pool={"urls": [url]}) == expected
     assert ports(pool={"discover": url}) == expected
+
+
+def test_control_ports_of_the_settings():
+    pool = {"urls": ["http://10.0.0.5:8000", "http://10.0.0.6:9000"], "control_port": 7000}
+    assert ports(pool=pool) == {8000, 9000, 7000}
 
 
 @pytest.mark.parametrize(
@@ -76,13 +81,13 @@ def test_time_stamp_authority():
 def test_further_ports():
     """What the operator names."""
     further = {"connect_ports": [4317]}
-    assert ports(sovereignty=further, pool={"urls": ["http://10.0.0.5:8000"]}) == {8000, 4317}
+    assert ports(sovereignty=further, pool={"urls": ["http://10.0.0.5:8000"]}) == {8000, 8001, 4317}
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://a:notaport", "nonsense"])
 def test_invalid_setting_is_left_to_its_owner(url):
     """It is refused there, in that setting's name."""
-    assert ports(pool={"urls": [url]}) <= {80, 53}
+    assert ports(pool={"urls": [url]}) <= {80, 81, 53}
 
 
 def test_invalid_database_url_is_ignored():
@@ -95,7 +100,7 @@ def test_the_ports_of_a_pool():
     settings = Settings.model_validate(
         {"pool": {"urls": ["http://a:1", "http://b:2"], "discover": "http://c:3"}}
     )
-    assert pool_ports(settings.pool) == {1, 2, 3}
+    assert pool_ports(settings.pool) == {1, 2, 3, 4}
 
 
 def test_a_picker_needs_workers_and_resolver_only():
@@ -106,7 +111,7 @@ def test_a_picker_needs_workers_and_resolver_only():
             "sovereignty": {"connect_ports": [9]},
         }
     )
-    assert picker_ports(settings) == {8000, 53, 9}
+    assert picker_ports(settings) == {8000, 8001, 53, 9}
 
 
 def test_ports_are_spelled_as_ranges():

@@ -14,8 +14,15 @@ from appliance.control.tenants.enrolment import seal_upgraded
 from appliance.control.tenants.registrar import Registrar
 from appliance.control.tenants.sealing import read_plan
 from appliance.errors import TenantsAlteredError, TenantsUnavailableError, TenantsUnsealedError
-from appliance.tenancy import Tenant
-from appliance.tenancy.edits import add_key, create_tenant, revoke_key, rotate_key
+from appliance.tenancy import Limits, Tenant, make_key
+from appliance.tenancy.edits import (
+    add_key,
+    create_tenant,
+    import_tenants,
+    mint_key,
+    revoke_key,
+    rotate_key,
+)
 from appliance.tenancy.store import SqlTenantStore
 from tests.roster import roster_mac
 from tests.unit.tenancy.states import ADMIN, OTHER, STORED
@@ -142,6 +149,114 @@ async def test_what_the_log_contradicts_is_not_sealed(site):
     assert left == {ADMIN.key_id: (True, None), OTHER.key_id: (False, NOW)}
     revoked = [entry["key_id"] for entry in site.entries(EntryType.KEY_REVOKED)]
     assert {INTRUDER, STORED.key_id} <= set(revoked)
+
+
+MANAGER = replace(make_key(b"m" * 37)[1], manage_keys=True, limits=Limits(requests_per_minute=60))
+NEXT_MANAGER = make_key(b"n" * 37)[1]
+MINTED = make_key(b"t" * 37)[1]
+
+
+@pytest.fixture
+async def minting(site):
+    """A key that a tenant made, whose maker was rotated since."""
+    apply, name = site.registrar.apply, "acme"
+    await apply(lambda before: add_key(before, name, MANAGER), actor="cli:me")
+    minted = replace(MINTED, limits=Limits(requests_per_minute=6))
+    await apply(lambda before: mint_key(before, name, MANAGER, minted, now=NOW), actor=MANAGER.key_id)
+    await apply(
+        lambda before: rotate_key(before, MANAGER.key_id, NEXT_MANAGER, now=NOW, overlap_seconds=9),
+        actor="cli:me",
+    )
+    return site
+
+
+async def test_limits_permissions_and_makers_are_as_the_log_has_them(minting):
+    """After rotations, too: what nobody changed is sealed without a finding."""
+    minting.execute(MOVE)
+    plan = minting.plan()
+    assert (plan.is_recorded, plan.findings) == (False, ())
+    (acme,) = plan.after
+    made = {key.key_id: (key.manage_keys, key.made_by) for key in acme.keys}
+    assert made[NEXT_MANAGER.key_id] == (True, None)
+    assert made[MINTED.key_id] == (False, NEXT_MANAGER.key_id)
+
+
+@pytest.mark.parametrize("key", [MANAGER, NEXT_MANAGER, MINTED], ids=["maker", "successor", "minted"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "limits = NULL",
+        """limits = '{"requests_per_minute": 600}'""",
+        """limits = '{"requests_per_minute": 60, "by_model": {"demo": {"tokens_per_day": 1}}}'""",
+        "manage_keys = CASE WHEN manage_keys THEN NULL ELSE 1 END",
+        f"made_by = '{STORED.key_id}'",
+        "made_by = 'jwt:0123456789abcdef'",
+        f"made_by = CASE WHEN made_by IS NULL THEN '{ADMIN.key_id}' ELSE NULL END",
+    ],
+    ids=["no limits", "larger", "another limit", "permission", "another key", "a subject", "one or none"],
+)
+async def test_a_key_with_other_limits_permissions_or_maker_is_not_sealed(minting, key, change):
+    minting.execute(f"UPDATE api_keys SET {change} WHERE key_id = '{key.key_id}'", MOVE)
+    plan = minting.plan()
+    assert plan.findings == (f"key {key.key_id} of acme: no entry created it so; it is removed",)
+    await minting.registrar.seal(plan, actor="cli:me")
+    (acme,) = minting.store.read().tenants
+    assert key.key_id not in {each.key_id for each in acme.keys}
+
+
+async def imported(site, key_id, **members):
+    """As an administrator does it with a tenants file."""
+    (acme,) = site.store.read().tenants
+    keys = tuple(replace(key, **members) if key.key_id == key_id else key for key in acme.keys)
+    await site.registrar.apply(
+        lambda before: import_tenants(before, (acme.with_keys(keys),), prune=False, now=NOW), actor="cli:me"
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "change"),
+    [
+        ({"limits": Limits(tokens_per_day=5)}, """limits = '{"tokens_per_day": 50}'"""),
+        ({"limits": Limits()}, """limits = '{"requests_per_minute": 60}'"""),
+        ({"manage_keys": False}, "manage_keys = 1"),
+    ],
+    ids=["other limits", "no limits", "permission taken"],
+)
+async def test_what_an_administrator_changed_later_is_compared_too(minting, members, change):
+    """Neither other values nor those from before are sealed."""
+    await imported(minting, NEXT_MANAGER.key_id, **members)
+    minting.execute(MOVE)
+    assert minting.plan().findings == ()
+    minting.execute(f"UPDATE api_keys SET {change} WHERE key_id = '{NEXT_MANAGER.key_id}'")
+    assert minting.plan().findings == (
+        f"key {NEXT_MANAGER.key_id} of acme: no entry created it so; it is removed",
+    )
+
+
+async def test_a_change_that_the_log_has_and_the_database_refused_grants_nothing(minting):
+    """Whoever can stop the database from being written could have an entry repeated."""
+    minting.execute("CREATE TRIGGER stop BEFORE UPDATE ON api_keys BEGIN SELECT RAISE(ABORT, 'no'); END")
+    for _ in range(2):
+        with pytest.raises(TenantsUnavailableError):
+            await imported(minting, NEXT_MANAGER.key_id, manage_keys=False)
+    minting.execute("DROP TRIGGER stop", MOVE)
+    assert minting.plan().findings == (
+        f"key {NEXT_MANAGER.key_id} of acme: no entry created it so; it is removed",
+    )
+
+
+async def test_a_successor_that_may_do_more_is_in_the_log_as_a_new_key(minting):
+    """From a tenants file; an entry of a rotation would not say so."""
+    wider = replace(make_key(b"w" * 37)[1], replaces=MINTED.key_id, manage_keys=True)
+    (acme,) = minting.store.read().tenants
+    await minting.registrar.apply(
+        lambda before: import_tenants(before, (acme.with_keys((*acme.keys, wider)),), prune=False, now=NOW),
+        actor="cli:me",
+    )
+    created = minting.entries(EntryType.KEY_CREATED)[-1]
+    assert (created["key_id"], created["manage_keys"]) == (wider.key_id, True)
+    minting.execute(MOVE)
+    assert minting.plan().findings == ()
 
 
 async def test_a_replayed_state_is_corrected_although_the_log_announced_it(site):

@@ -56,6 +56,27 @@ def test_two_builds_are_the_same_to_the_byte(workshop):
     assert len(all_files(first)) > 20
 
 
+def test_progress_ends_with_every_byte(workshop, bundle):
+    """Building, splitting and joining say how much there is before they begin."""
+    recipe = workshop.recipe("1.0.0")
+    opened = workshop.open_bundle(bundle)
+    steps = {
+        "build": lambda count: build_bundle(
+            load_recipe(recipe), recipe.parent, workshop.place / "out", workshop.stamp, None, count
+        ),
+        "split": lambda count: split(opened.head, opened.contents, workshop.place / "parts", 7000, count),
+        "join": lambda count: join_difference(opened, workshop.place / "whole", count),
+    }
+    for name, step in steps.items():
+        counted: list[tuple[int, int]] = []
+        step(lambda done, total, into=counted: into.append((done, total)))
+        done = [each for each, _ in counted]
+        assert done == sorted(done), name
+        assert counted[0][1] > counted[0][0], name
+        if name != "build":  # which also writes what it makes: manifests and indexes
+            assert counted[-1] == (counted[0][1], counted[0][1]), name
+
+
 def test_two_splits_and_two_differences_are_the_same_to_the_byte(workshop, bundle):
     """A medium can be compared with one that was built elsewhere."""
     newer = workshop.build("1.1.0")

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from appliance.errors import (
     AuditUnavailableError,
@@ -38,6 +40,7 @@ from appliance.sovereignty.bundle.placing import check_room
 from appliance.sovereignty.bundle.recipe import load_recipe
 from tests.bundles import GATEWAY, Workshop, all_files, tar_of, write_saved_image
 
+ROOT = Path(__file__).parents[4]
 WEIGHTS = "model.safetensors"
 SAID = {"licence": "Apache-2.0", "origin": "https://example.com/source"}
 
@@ -95,6 +98,25 @@ def test_models_and_files_are_placed_in_their_directories(site, bundle):
         "sbom/image/sovereign-appliance/gateway/1.0.0/sbom.cdx.json",
         "wheels/verifier/verifier-1.0-py3-none-any.whl",
     ]
+
+
+def test_verifier_of_the_audit_log_is_a_signed_file_of_the_documented_bundle(site, tmp_path):
+    """An auditor gets it from the release, not from who exports the log."""
+    page = (ROOT / "docs/how-to/install-air-gapped.md").read_text(encoding="utf-8")
+    recipe = yaml.safe_load(re.search(r"```yaml\n(name: .*?)```", page, re.DOTALL)[1])
+    (entry,) = (each for each in recipe["files"] if each["name"] == "audit-verifier")
+    # A stand-in: prompts of tests are code, which nothing else may store.
+    verifier = tmp_path / "verify.py"
+    verifier.write_text("verifies")
+    files = [str(verifier if path.endswith("/verify.py") else ROOT / path) for path in entry["files"]]
+    bundle = site.workshop.build(files=[entry | {"files": files}])
+    manifest = BundleManifest.decode((bundle / "MANIFEST.json").read_bytes(), "MANIFEST.json")
+    stored = hashlib.sha256(b"verifies").hexdigest()
+    assert stored in {file.sha256 for file in manifest.files}
+    site.load(bundle)
+    loaded = site.place / "files/sovereign-appliance/current/files/audit-verifier"
+    assert sorted(all_files(loaded)) == ["verify.py", "verify.py.sha256"]
+    assert (loaded / "verify.py").read_text() == "verifies"
 
 
 def test_load_is_recorded_with_the_manifests_digest(site, bundle):
