@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from appliance.speculation.evidence import Acceptance
+from appliance.speculation.evidence import Acceptance, deepest
 from appliance.speculation.exploration import start_probe
-from appliance.speculation.goodput import deepest
 from appliance.speculation.state import MonitorPolicy, MonitorState, collapse_limit, follow, observe
 from appliance.speculation.values import Decision, EngineReading, Reason, SpeculationMode
 
@@ -69,12 +68,12 @@ def _decide_freely(state: MonitorState, policy: MonitorPolicy, now: float) -> Mo
     if state.basis is Reason.OPERATOR_OVERRIDE:
         # Before the next choice: the table that the override replaced is in force again.
         state = replace(state, override_draft_tokens=None)
-        state = _set_mode(state, _mode_in_use(state), policy, now)
+        state = _with_new_mode(state, policy, now)
     choice = _best_choices(state, policy, now)
     if choice != state.choice:
         # A new table ends the probe in flight.
         state = replace(state, choice=choice, probe=())
-        state = _set_mode(state, _mode_in_use(state), policy, now)
+        state = _with_new_mode(state, policy, now)
     elif state.bucket is not None and not state.probe:
         state = start_probe(state, state.bucket, policy, now)
     return _name(state, policy, now)
@@ -92,11 +91,9 @@ def _best_choices(state: MonitorState, policy: MonitorPolicy, now: float) -> Map
         most = math.log1p(policy.switch_gain)
         for k in state.choices:
             cost = state.costs.ratio(bucket, k, current, now)
-            length = lengths[k, current]
-            mean = length.mean - cost.mean
-            variance = length.variance + min(cost.variance, doubt)
-            if k != current and mean > max(most, policy.sure * math.sqrt(variance)):
-                choice[bucket], most = k, mean
+            gain = lengths[k, current].minus(replace(cost, variance=min(cost.variance, doubt)))
+            if k != current and gain.mean > most and gain.lower(policy.sure) > 0.0:
+                choice[bucket], most = k, gain.mean
     return MappingProxyType(choice)
 
 
@@ -106,17 +103,9 @@ def _apply_override(
     """Set the mode of an override; the choice is kept for the time after it."""
     most = max(state.choices) if draft_tokens is None else draft_tokens
     offered = [k for k in state.choices if 0 < k <= most] or [k for k in state.choices if k][:1]
-    return replace(
-        state,
-        override_draft_tokens=0 if override is SpeculationMode.TARGET_ONLY else max(offered, default=0),
-        probe=(),
-        mode=override,
-        verdict=None,
-        basis=Reason.OPERATOR_OVERRIDE,
-        reason=Reason.OPERATOR_OVERRIDE,
-        differs_since=None,
-        since=state.since if override is state.mode else now,
-    )
+    given = 0 if override is SpeculationMode.TARGET_ONLY else max(offered, default=0)
+    shown = Reason.OPERATOR_OVERRIDE
+    return replace(state.in_mode(override, shown, now), reason=shown, override_draft_tokens=given, probe=())
 
 
 def _mode_in_use(state: MonitorState) -> SpeculationMode:
@@ -134,33 +123,27 @@ def _name(state: MonitorState, policy: MonitorPolicy, now: float) -> MonitorStat
     elif state.differs_since is None:
         state = replace(state, differs_since=now)
     elif now - state.differs_since >= policy.recent_seconds:
-        state = replace(_set_mode(state, mode, policy, now), basis=Reason.HEALTHY)
+        state = state.in_mode(mode, Reason.HEALTHY, now)
+    basis, reason = state.basis, Reason.HEALTHY
     if state.mode is SpeculationMode.TARGET_ONLY:
-        verdict = _verdict(state, policy)
-        return replace(
-            state,
-            verdict=verdict,
-            basis=verdict,
-            reason=verdict if state.reason is not Reason.COUNTER_RESET else state.reason,
-        )
-    state = replace(state, verdict=None)
-    if state.reason is Reason.COUNTER_RESET:
-        return state
-    if state.acceptance.total.drafts < policy.min_drafts:
-        return replace(state, reason=Reason.TOO_FEW_DRAFTS)
-    is_back = state.basis is Reason.RECOVERED and now - state.since < policy.recent_seconds
-    return replace(state, reason=Reason.RECOVERED if is_back else Reason.HEALTHY)
+        basis = reason = _verdict(state, policy)
+    elif state.acceptance.total.drafts < policy.min_drafts:
+        reason = Reason.TOO_FEW_DRAFTS
+    elif basis is Reason.RECOVERED and now - state.since < policy.recent_seconds:
+        reason = Reason.RECOVERED
+    return replace(
+        state, basis=basis, reason=state.reason if state.reason is Reason.COUNTER_RESET else reason
+    )
 
 
-def _set_mode(state: MonitorState, mode: SpeculationMode, policy: MonitorPolicy, now: float) -> MonitorState:
+def _with_new_mode(state: MonitorState, policy: MonitorPolicy, now: float) -> MonitorState:
     """Change the mode at once, with the reason of the change."""
+    mode = _mode_in_use(state)
     if mode is SpeculationMode.TARGET_ONLY:
         basis = _verdict(state, policy)
     else:
         basis = Reason.RECOVERED if state.mode is SpeculationMode.TARGET_ONLY else Reason.HEALTHY
-    since = state.since if mode is state.mode else now
-    verdict = basis if mode is SpeculationMode.TARGET_ONLY else None
-    return replace(state, mode=mode, basis=basis, verdict=verdict, since=since, differs_since=None)
+    return state.in_mode(mode, basis, now)
 
 
 def _verdict(state: MonitorState, policy: MonitorPolicy) -> Reason:
@@ -184,21 +167,23 @@ def _judge_from_outside(
     state: MonitorState, before: EngineReading | None, policy: MonitorPolicy, now: float
 ) -> MonitorState:
     """Avoid a worker whose draft has collapsed, because it cannot be controlled."""
-    shown = Reason.NOT_CONTROLLABLE
-    state = replace(state, basis=shown, reason=shown, probe=(), override_draft_tokens=None)
     assert state.last is not None  # noqa: S101 - set by `observe`
-    if before is not None and state.last.drafting.drafts > before.drafting.drafts:
-        # It drafts, whatever it was commanded while it was controllable.
-        drafting = SpeculationMode.SPECULATIVE
-        state = replace(state, mode=drafting, since=state.since if state.mode is drafting else now)
+    # It may draft, whatever it was commanded while it was controllable.
+    drafts = before is not None and state.last.drafting.drafts > before.drafting.drafts
+    mode, shown = SpeculationMode.SPECULATIVE if drafts else state.mode, Reason.NOT_CONTROLLABLE
+    if state.verdict is Reason.COLLAPSED and state.retry_at is None:
+        # It lost control while its draft was collapsed: so it stays until its next drafts are judged.
+        state = replace(state, retry_at=now)
+    state = replace(state.in_mode(mode, shown, now), reason=shown, probe=(), override_draft_tokens=None)
     forgotten = replace(state, acceptance=Acceptance(scores=state.acceptance.scores), judged_from=now)
+    is_away = state.avoid and state.retry_at is not None and now < state.retry_at
     if state.acceptance.total.drafts < policy.min_drafts:
         # Its next drafts decide; those until now have been judged.
-        return replace(forgotten, avoid=False) if state.avoid and now >= state.retry_at else state
+        return replace(forgotten, avoid=False) if state.avoid and not is_away else state
     if not is_collapsed(state, policy, policy.sure):
-        return replace(state, avoid=False, verdict=None)
-    if state.avoid and now < state.retry_at:
+        return replace(state, avoid=False, retry_at=None)
+    if is_away:
         return state
     # What it took to find out is to be no more than exploration's share of time.
     wait = min(LONGEST_AVOIDANCE, (now - state.judged_from) / policy.exploration_share)
-    return replace(forgotten, avoid=True, verdict=Reason.COLLAPSED, retry_at=now + wait)
+    return replace(forgotten, avoid=True, retry_at=now + wait)

@@ -118,7 +118,7 @@ class Gateway:
         request is never counted twice.  Raises LimitReachedError and LimitsUnavailableError.
         """
         try:
-            return await self.limits.enter(caller.tenant)
+            return await self.limits.enter(caller.tenant, caller.key_limits)
         except LimitReachedError as error:
             self._intents.deny(request_id, caller, route, error)
             raise
@@ -169,7 +169,8 @@ class Gateway:
         """
         started = self._clock()
         call.entry.release()
-        reservation = self.limits.take(call.caller.tenant, call.model, call.parsed.size)
+        caller = call.caller
+        reservation = self.limits.take(caller.tenant, call.model, call.parsed.size, caller.key_limits)
         if reservation is None:
             reservation = await self._wait_for_limits(call)
         exchange: Exchange | None = None
@@ -194,7 +195,8 @@ class Gateway:
 
     async def _wait_for_limits(self, call: Call) -> Reservation:
         try:
-            return await self.limits.wait(call.caller.tenant, call.model, call.parsed.size)
+            caller = call.caller
+            return await self.limits.wait(caller.tenant, call.model, call.parsed.size, caller.key_limits)
         except LimitReachedError as error:
             self._intents.deny(call.request_id, call.caller, call.route, error)
             raise

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from appliance.speculation.goodput import CORRELATED, DAY, LEAST_STEPS, Costs, Estimate
+from appliance.speculation.goodput import CORRELATED, LEAST_STEPS, Estimate
 from appliance.speculation.values import StepCounters, buckets_up_to
 
 Kind = tuple[int, int]
 """Batch bucket and draft tokens."""
+DAY = 86400.0
+LEAST_NOISE = 0.02
+"""Standard deviation of a step's seconds, relative to their mean, that is assumed at least."""
 NO_TIME = 1e-9
 """No step takes so few seconds."""
 
@@ -61,18 +64,10 @@ class CostModel:
         )
         return Estimate(mean=mean, variance=max(0.0, variance))
 
-    def known(self, now: float) -> Mapping[int, Costs]:
-        """The costs that were measured, by batch bucket."""
-        return MappingProxyType(
-            {
-                bucket: Costs(
-                    ratios=MappingProxyType({k: self.ratio(bucket, k, 0, now) for k in sorted(seconds) if k}),
-                    measured_at=now,
-                    seconds_per_token=seconds,
-                )
-                for bucket, seconds in sorted(self.seconds_per_token.items())
-            }
-        )
+    def break_evens(self, bucket: int) -> Mapping[int, float]:
+        """Acceptance lengths above which K draft tokens pay, by K, as far as measured at a batch bucket."""
+        measured = sorted(self.seconds_per_token.get(bucket, {}))
+        return MappingProxyType({k: math.exp(self.ratio(bucket, k, 0, self.at).mean) for k in measured if k})
 
     def measured(self, bucket: int, steps: Mapping[int, StepCounters], now: float) -> "CostModel":
         """The model after one span of steps at a batch bucket, by K; one K alone says nothing."""
@@ -143,4 +138,4 @@ def _relative_variance(taken: StepCounters) -> float:
     """Variance of the mean seconds of a step, relative to its square; never zero."""
     mean = taken.seconds_per_step
     spread = max(0.0, taken.seconds_squared / taken.steps - mean**2) / mean**2
-    return (spread + 0.02**2) / taken.steps
+    return (spread + LEAST_NOISE**2) / taken.steps

@@ -8,10 +8,11 @@ once make one window of drafts differ from the next by more than chance; so many
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from appliance.speculation.goodput import CORRELATED, Estimate, reached
+from appliance.speculation.goodput import CORRELATED, Estimate
 from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters
 
 CHANGED, SUSPECTED = 4.0, 2.0
@@ -20,8 +21,6 @@ SPANS = 64
 """Beyond so many spans the older half is merged."""
 SCORES = 64
 """Pairs of neighbouring windows that overdispersion is computed from."""
-MINIMUM_SCORES = 32
-"""Missing ones count as small."""
 CHI_SQUARE_UPPER_QUARTILE = 1.323
 """A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
 MAXIMUM_OVERDISPERSION = 16.0
@@ -46,7 +45,8 @@ class Acceptance:
     @property
     def overdispersion(self) -> float:
         """How many times more one window differs from the next than by chance; 1.0 or more."""
-        rank = max(len(self.scores), MINIMUM_SCORES) // 4
+        # As long as there are fewer than half of them, the missing ones count as small.
+        rank = max(len(self.scores), SCORES // 2) // 4
         if len(self.scores) < rank:
             return 1.0
         ratio = sorted(self.scores)[-rank] / CHI_SQUARE_UPPER_QUARTILE
@@ -62,11 +62,16 @@ class Acceptance:
             return self, False
         window = 2 * least
         after = self._with_score(drafts, window)
-        spans, few = (*self.spans, drafts), max(1, least // 4)
-        start = _latest_change(spans, few, after.overdispersion)
-        if start:
-            after = self._with_change(_Counts(*spans[:start]), _Counts(*spans[start:]), window)
-        spans, is_mixed = spans[start:], self.is_mixed or start > 0
+        spans, few, is_mixed = (*self.spans, drafts), max(1, least // 4), self.is_mixed
+        split = max(_splits(spans, few, after.overdispersion), key=lambda each: each.z, default=None)
+        has_changed = split is not None and split.z > CHANGED
+        if split is not None and has_changed:
+            # No window spans two texts.  The end of one is overdispersion only if it was no longer than a
+            # window is: requests of several kinds take turns like that.
+            is_turn = split.older.drafts <= window
+            scores = _scored(self.scores, split.older, split.newer) if is_turn else self.scores
+            after = replace(self, pair=NO_PAIR, scores=scores)
+            spans, is_mixed = spans[split.start :], True
         if is_mixed and sum(span.drafts for span in spans[1:]) >= least:
             spans, is_mixed = spans[1:], False
         most = memory * after.overdispersion
@@ -76,31 +81,21 @@ class Acceptance:
         while len(spans) > 1 and kept - spans[0].drafts >= most:
             kept -= spans[0].drafts
             spans = spans[1:]
-        total = total_of(spans)
-        newest = _differing(spans, few, after.overdispersion) or total
+        total = newest = total_of(spans)
+        # The fewest newest drafts that can be judged.
+        split = next(_splits(spans, few, after.overdispersion), None)
+        if split is not None and split.z > SUSPECTED:
+            newest, has_changed = split.newer, True
         after = replace(after, spans=spans, total=total, newest=newest, is_mixed=is_mixed)
-        return after, start > 0 or newest is not total
+        return after, has_changed
 
     def _with_score(self, drafts: SpecDecodeCounters, window: int) -> "Acceptance":
         last, current = self.pair
         current = total_of((current, drafts)) if current.drafts else drafts
         if current.drafts < window:
             return replace(self, pair=(last, current))
-        scores = self.scores
-        if last.drafts:
-            scores = (*scores, _z(_Counts(last), _Counts(current), 1.0) ** 2)[-SCORES:]
+        scores = _scored(self.scores, last, current) if last.drafts else self.scores
         return replace(self, pair=(current, NO_DRAFTS), scores=scores)
-
-    def _with_change(self, older: "_Counts", newer: "_Counts", window: int) -> "Acceptance":
-        """
-        The end of a text is not overdispersion, and counts as none of it.
-
-        One of no more than a window is: requests of several kinds take turns like that.
-        """
-        scores = self.scores
-        if older.drafts <= window:
-            scores = (*scores, _z(older, newer, 1.0) ** 2)[-SCORES:]
-        return replace(self, pair=NO_PAIR, scores=scores)
 
     def length(self, k: int) -> Estimate:
         """Acceptance length of K draft tokens."""
@@ -124,6 +119,17 @@ class Acceptance:
 
 
 NO_ACCEPTANCE = Acceptance()
+
+
+def deepest(counters: SpecDecodeCounters, drafts: float) -> int:
+    """The largest number of draft tokens that at least this many drafts had."""
+    return sum(count >= drafts for count in reached(counters))
+
+
+def reached(counters: SpecDecodeCounters) -> tuple[int, ...]:
+    """Drafts that had each position, of those positions that both counts have."""
+    positions = len(counters.accepted_per_position)
+    return (counters.drafted_per_position or (counters.drafts,) * positions)[:positions]
 
 
 def _rates(counters: SpecDecodeCounters, k: int) -> list[float]:
@@ -153,62 +159,40 @@ def _variance(rates: list[float], counts: tuple[int, ...], k: int) -> float:
     return CORRELATED * max(0.0, square - sum(rates) ** 2) / (drafts + 1)
 
 
-def _latest_change(spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float) -> int:
-    """Where the spans of the present text begin: the clearest change, or the first."""
-    older, newer = _Counts(), _Counts()
-    for span in spans:
-        older.add(span)
-    clearest, start = CHANGED, 0
-    for position in range(len(spans) - 1, 0, -1):
-        newer.add(spans[position])
-        older.add(spans[position], -1)
-        if newer.drafts >= least and older.drafts >= least:
-            z = abs(_z(older, newer, overdispersion))
-            if z > clearest:
-                clearest, start = z, position
-    return start
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Spans before a point and those from it on, and how many standard deviations they differ by."""
+
+    start: int
+    older: SpecDecodeCounters
+    newer: SpecDecodeCounters
+    z: float
 
 
-def _differing(
-    spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float
-) -> SpecDecodeCounters | None:
-    """The fewest newest spans that can be judged, if they seem to be of another text than those before."""
-    for position in range(len(spans) - 1, 0, -1):
-        newest = total_of(spans[position:])
-        if newest.drafts >= least:
-            older = _Counts(*spans[:position])
-            differs = older.drafts >= least and abs(_z(older, _Counts(newest), overdispersion)) > SUSPECTED
-            return newest if differs else None
-    return None
+def _splits(spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float) -> Iterator[Split]:
+    """The splits with at least so many drafts on both sides, the latest first."""
+    before = list(accumulate(spans, lambda one, other: total_of((one, other))))
+    for start in range(len(spans) - 1, 0, -1):
+        older = before[start - 1]
+        newer = before[-1].since(older)
+        if newer is not None and min(newer.drafts, older.drafts) >= least:
+            yield Split(start, older, newer, abs(_z(older, newer, overdispersion)))
 
 
-class _Counts:
-    """Drafts and accepted tokens by position, summed in place."""
-
-    def __init__(self, *spans: SpecDecodeCounters) -> None:
-        self.drafts = 0
-        self.reached: list[int] = []
-        self.accepted: list[int] = []
-        for span in spans:
-            self.add(span)
-
-    def add(self, span: SpecDecodeCounters, times: int = 1) -> None:
-        self.drafts += times * span.drafts
-        if not self.reached:
-            self.reached, self.accepted = [0] * len(reached(span)), [0] * len(reached(span))
-        for position, count in enumerate(reached(span)):
-            self.reached[position] += times * count
-            self.accepted[position] += times * span.accepted_per_position[position]
+def _scored(
+    scores: tuple[float, ...], earlier: SpecDecodeCounters, later: SpecDecodeCounters
+) -> tuple[float, ...]:
+    return (*scores, _z(earlier, later, 1.0) ** 2)[-SCORES:]
 
 
-def _z(earlier: _Counts, later: _Counts, overdispersion: float) -> float:
+def _z(earlier: SpecDecodeCounters, later: SpecDecodeCounters, overdispersion: float) -> float:
     """Difference of acceptance in standard deviations, if both were of one text."""
     few = max(1, min(earlier.drafts, later.drafts) // 2)
     difference = square = mean = share = 0.0
-    for position, (before, now) in enumerate(zip(earlier.reached, later.reached, strict=True)):
+    for position, (before, now) in enumerate(zip(reached(earlier), reached(later), strict=True)):
         if before < few or now < few:
             break
-        old, new = earlier.accepted[position], later.accepted[position]
+        old, new = earlier.accepted_per_position[position], later.accepted_per_position[position]
         difference += new / now - old / before
         rate = (old + new + 0.5) / (before + now + 1)
         square += (2 * position + 1) * rate

@@ -11,13 +11,14 @@ from types import MappingProxyType
 
 from appliance.speculation.costs import NO_MEASUREMENT, CostModel
 from appliance.speculation.evidence import NO_ACCEPTANCE, Acceptance
-from appliance.speculation.goodput import COST_SPREAD, Estimate, SpeculationFigures
+from appliance.speculation.goodput import Estimate
 from appliance.speculation.values import (
     NO_STEPS,
     Decision,
     DraftTokenTable,
     EngineReading,
     Reason,
+    SpecDecodeCounters,
     SpeculationMode,
     StepCounters,
     buckets_up_to,
@@ -29,6 +30,8 @@ BUDGET_SECONDS = 600.0
 """Engine time over which the price of exploration is averaged."""
 LOAN_SECONDS = 60.0
 """Engine time whose earnings the bank may lend."""
+MOST_REPAID = 0.35
+"""Share of its earnings with which the bank repays at most: the rest notices that a text has returned."""
 COLLAPSE_SHARE = 0.2
 """Share of the gain over 1.0 that the draft's record promises under which the draft has collapsed."""
 
@@ -51,8 +54,29 @@ class MonitorPolicy:
     """Share of tokens per second; less is not worth a switch."""
     recent_seconds: float = 10.0
     """Time that the batch bucket in use, a mode without a new table, and borrowing refer to."""
-    cost_spread: float = COST_SPREAD
+    cost_spread: float = 0.4
     """Standard deviation of log S(K)/S(0) where it was never measured; gained again in a day."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationFigures:
+    """What the control loop measured of one worker, for those who show or count it."""
+
+    acceptance: Acceptance = NO_ACCEPTANCE
+    costs: CostModel = NO_MEASUREMENT
+    since: float = 0.0
+    """Monotonic time of the last change of mode."""
+    choices: tuple[int, ...] = (0,)
+    draft_tokens: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Draft tokens in force, by measured batch bucket."""
+    probed_steps: int = 0
+    exploration_share: float = 0.0
+    """Share of engine time that exploration cost by expectation, over about ten minutes."""
+
+    @property
+    def window(self) -> SpecDecodeCounters:
+        """The drafts of the present text."""
+        return self.acceptance.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +88,6 @@ class MonitorState:
     """Why the worker is in this mode, or why this tick gave no evidence."""
     basis: Reason = Reason.TOO_FEW_DRAFTS
     """The reason of the mode."""
-    verdict: Reason | None = None
-    """`collapsed` or `below_break_even` while the batch size in use does not draft for it."""
     acceptance: Acceptance = NO_ACCEPTANCE
     costs: CostModel = NO_MEASUREMENT
     choice: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -106,8 +128,8 @@ class MonitorState:
     """Whether the router should prefer other workers, because this one cannot be controlled."""
     judged_from: float = 0.0
     """When the evidence of a worker that cannot be controlled began."""
-    retry_at: float = 0.0
-    """When such a worker is tried again."""
+    retry_at: float | None = None
+    """When such a worker is tried again; None if its drafts have not collapsed."""
     since: float = 0.0
     """When the mode last changed."""
 
@@ -133,8 +155,18 @@ class MonitorState:
     def promised_gain(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
         """Logarithm of the tokens per second with K draft tokens over those with another, by `newest`."""
         length = replace(self.acceptance, total=self.acceptance.newest).gain(k, instead_of)
-        cost = self.costs.ratio(bucket, k, instead_of, now)
-        return Estimate(mean=length.mean - cost.mean, variance=length.variance + cost.variance)
+        return length.minus(self.costs.ratio(bucket, k, instead_of, now))
+
+    @property
+    def verdict(self) -> Reason | None:
+        """Why drafting does not pay; that of a worker that cannot be controlled holds while it is retried."""
+        if self.basis is Reason.NOT_CONTROLLABLE:
+            return Reason.COLLAPSED if self.retry_at is not None else None
+        return self.basis if self.basis in {Reason.COLLAPSED, Reason.BELOW_BREAK_EVEN} else None
+
+    def in_mode(self, mode: SpeculationMode, basis: Reason, now: float) -> "MonitorState":
+        since = self.since if mode is self.mode else now
+        return replace(self, mode=mode, basis=basis, since=since, differs_since=None)
 
     @property
     def decision(self) -> Decision:
@@ -151,13 +183,13 @@ class MonitorState:
 
     @property
     def figures(self) -> SpeculationFigures:
-        costs = self.costs.known(self.costs.at)
+        measured = sorted(self.costs.seconds_per_token)
         return SpeculationFigures(
-            window=self.acceptance.total,
+            acceptance=self.acceptance,
+            costs=self.costs,
             since=self.since,
             choices=self.choices,
-            draft_tokens=MappingProxyType({bucket: self.draft_tokens(bucket) for bucket in costs}),
-            costs=costs,
+            draft_tokens=MappingProxyType({bucket: self.draft_tokens(bucket) for bucket in measured}),
             probed_steps=self.probed_steps,
             exploration_share=self.lost_seconds / self.engine_seconds if self.engine_seconds else 0.0,
         )
@@ -212,9 +244,8 @@ def _with_steps(
     weight = math.exp(-busy / BUDGET_SECONDS)
     recent = math.exp(-busy / policy.recent_seconds)
     earned = policy.exploration_share * busy
-    # About a third of it at most, or nothing would notice that a text has returned.
     loan = policy.exploration_share * LOAN_SECONDS
-    repaid = min(state.debt, earned * min(0.35, state.debt / (state.debt + loan)))
+    repaid = min(state.debt, earned * min(MOST_REPAID, state.debt / (state.debt + loan)))
     bank = state.bank + earned - repaid - lost
     return replace(
         state,
@@ -268,9 +299,7 @@ def follow(state: MonitorState, reading: EngineReading) -> MonitorState:
     state = replace(state, probe=(), override_draft_tokens=None, choice=_choice_of(reading))
     if reading.mode is None or reading.reason is None:
         return state
-    return replace(
-        state, mode=reading.mode, basis=reading.reason, reason=reading.reason, verdict=_verdict_of(reading)
-    )
+    return replace(state, mode=reading.mode, basis=reading.reason, reason=reading.reason)
 
 
 def _adopt(state: MonitorState, reading: EngineReading, policy: MonitorPolicy, now: float) -> MonitorState:
@@ -280,18 +309,19 @@ def _adopt(state: MonitorState, reading: EngineReading, policy: MonitorPolicy, n
     The gateway that set the worker's table may be gone; the worker kept it, and this gateway continues.  How
     much requests differ is kept: the next engine gets the same traffic.
     """
-    mode, verdict = state.mode, _verdict_of(reading)
+    mode, basis = state.mode, Reason.NOT_CONTROLLABLE
     if reading.controllable:
-        mode = reading.mode or SpeculationMode.SPECULATIVE
-    basis = verdict or (Reason.TOO_FEW_DRAFTS if reading.controllable else Reason.NOT_CONTROLLABLE)
-    if reading.controllable and reading.reason is Reason.OPERATOR_OVERRIDE:
-        # If it is still in force it is found again; if not, the next decision resumes from here.
-        basis = Reason.OPERATOR_OVERRIDE
+        mode, basis = reading.mode or SpeculationMode.SPECULATIVE, Reason.TOO_FEW_DRAFTS
+        if reading.reason is Reason.OPERATOR_OVERRIDE:
+            # If it is still in force it is found again; if not, the next decision resumes from here.
+            basis = Reason.OPERATOR_OVERRIDE
+        elif mode is SpeculationMode.TARGET_ONLY:
+            is_collapsed = reading.reason is Reason.COLLAPSED
+            basis = Reason.COLLAPSED if is_collapsed else Reason.BELOW_BREAK_EVEN
     return MonitorState(
         mode=mode,
         reason=basis if state.last is None else Reason.COUNTER_RESET,
         basis=basis,
-        verdict=verdict,
         acceptance=Acceptance(scores=state.acceptance.scores),
         costs=CostModel.unmeasured(
             reading.largest_batch, reading.choices, spread=policy.cost_spread, now=now
@@ -309,22 +339,9 @@ def _adopt(state: MonitorState, reading: EngineReading, policy: MonitorPolicy, n
     )
 
 
-def _verdict_of(reading: EngineReading) -> Reason | None:
-    """The verdict in a worker's last command; an operator's is none."""
-    is_stopped = reading.controllable and reading.mode is SpeculationMode.TARGET_ONLY
-    if not is_stopped or reading.reason is Reason.OPERATOR_OVERRIDE:
-        return None
-    return Reason.COLLAPSED if reading.reason is Reason.COLLAPSED else Reason.BELOW_BREAK_EVEN
-
-
 def _choice_of(reading: EngineReading) -> Mapping[int, int]:
     """The draft tokens of the table that a gateway set; the most at every batch size if none did."""
-    if not reading.controllable:
-        return MappingProxyType({})
-    most = max(reading.choices)
-    return MappingProxyType(
-        {
-            bucket: most if reading.mode is None else draft_tokens_at(reading.table, bucket)
-            for bucket in buckets_up_to(reading.largest_batch)
-        }
-    )
+    most = ((1, reading.largest_batch, max(reading.choices)),)
+    table = reading.table if reading.mode is not None else most
+    buckets = buckets_up_to(reading.largest_batch) if reading.controllable else ()
+    return MappingProxyType({bucket: draft_tokens_at(table, bucket) for bucket in buckets})

@@ -22,6 +22,8 @@ from appliance.gateway.cost.saving import Steps, added
 LEAST_STEPS = 8
 """Fewer steps than this at one batch bucket do not tell what a token costs there."""
 LEAST_ROUNDS = 2
+FAR = 2.0
+"""How many 95 % bounds of their difference two figures of the same lie apart once in 10,000 times."""
 WRONG = (0.5, 2.0)
 """How many times the saving a report tells that is wrong."""
 STUDENT = (
@@ -39,9 +41,11 @@ class Interval:
     low: float
     high: float
 
-    def overlaps(self, other: "Interval") -> bool:
-        """Whether some value lies within the bounds of both."""
-        return self.low <= other.high and other.low <= self.high
+    def agrees(self, other: "Interval") -> bool:
+        """Whether chance explains how far apart the two are, if both measured the same."""
+        lower, upper = sorted((self, other), key=lambda each: each.mean)
+        bound = math.hypot(lower.high - lower.mean, upper.mean - upper.low)
+        return upper.mean - lower.mean <= FAR * bound
 
     def plus(self, other: "Interval") -> "Interval":
         """The sum, as if both erred the same way."""
@@ -145,7 +149,7 @@ class Comparison:
 
     def agrees_with(self, factor: float) -> bool:
         """Whether a report of so many times the saving would agree."""
-        return self.told.seconds.times(factor).overlaps(self.measured.seconds)
+        return self.told.seconds.times(factor).agrees(self.measured.seconds)
 
 
 def read_saving(report: Mapping[str, Any]) -> Saved:

@@ -115,7 +115,7 @@ def _saved(concurrency: str, told: Saved, measured: Saved) -> list[tuple[str, ..
         (
             *(concurrency, name, _bounds(of(told), digits), _bounds(of(measured), digits)),
             f"{of(told).mean / of(measured).mean:.2f}" if of(measured).mean else "-",
-            "yes" if of(told).overlaps(of(measured)) else "no",
+            "yes" if of(told).agrees(of(measured)) else "no",
         )
         for name, of, digits in figures
     ]

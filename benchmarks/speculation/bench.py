@@ -85,12 +85,14 @@ class Bench:
             await asyncio.sleep(SETTLE_SECONDS / 10)
             start = await self._conductor.read()
         begun = time.perf_counter()
+        is_extended = False
         if mode == ADAPTIVE:
-            end = await self._conductor.adapt(start, seconds)
+            end, is_extended = await self._conductor.adapt(start, seconds)
         else:
             await asyncio.sleep(seconds)
             end = await self._conductor.read()
-        ended = time.perf_counter()
+        # A reading waits for a step, which may hold a long prompt and yield no token: no part of the segment.
+        ended = time.perf_counter() if is_extended else begun + seconds
         spent = without(end, start)
         steps = sum(counters.steps for counters in spent.steps.values())
         after, self._after = self._after, mode
@@ -123,7 +125,7 @@ class Bench:
         """
         start = await self._conductor.switch(ADAPTIVE)
         # Decisions are made once a tick, and traffic changes at any time.
-        start = await self._conductor.adapt(start, random.uniform(0, 1))
+        start, _ = await self._conductor.adapt(start, random.uniform(0, 1))
         self.load(after)
         began = time.perf_counter()
         k_before, trace = self._draft_tokens(before), [(0.0, self._draft_tokens(after))]

@@ -105,9 +105,9 @@ class Conductor:
 
     async def adapt(
         self, start: EngineReading, seconds: float, done: Callable[[], bool] = lambda: False
-    ) -> EngineReading:
+    ) -> tuple[EngineReading, bool]:
         """
-        Let the monitor decide; returns the reading at the end.
+        Let the monitor decide; returns the reading at the end, and whether a probe in flight put it off.
 
         Args:
             start: the reading at the beginning.
@@ -129,12 +129,13 @@ class Conductor:
                 if done():
                     break
         reading = await self.read()
+        is_extended = reading.is_probing
         while reading.is_probing and elapsed() < seconds + PROBE_SECONDS:
             await asyncio.sleep(POLL_SECONDS)
             reading = await self.read()
         self._own = without(reading, others)
         self._seconds += elapsed()
-        return reading
+        return reading, is_extended
 
     async def _tick(self, reading: EngineReading, now: float) -> None:
         self._due = now + self._interval

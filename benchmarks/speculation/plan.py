@@ -84,7 +84,8 @@ class Plan:
     seconds: float = 1.5
     """Measured time of a segment."""
     turn_seconds: float = 4.0
-    """Time until traffic by turns changes; its segments have two turns."""
+    """Time until traffic by turns changes; its segments have two turns, and those of long prompts, whose
+    prefill takes up to half a second, have one."""
     learn: float = 20.0
     """Time the monitor has with a cell's traffic before the first round of a sitting."""
     max_tokens: int = 96
@@ -92,7 +93,8 @@ class Plan:
     """The largest K."""
 
     def window(self, kind: Kind) -> float:
-        return 2 * self.turn_seconds if kind is Kind.TURNS else self.seconds
+        turns = {Kind.TURNS: 2, Kind.LONG: 1}.get(kind)
+        return self.seconds if turns is None else turns * self.turn_seconds
 
 
 def order_of(modes: Sequence[Mode], cell: Cell, number: int) -> tuple[Mode, ...]:

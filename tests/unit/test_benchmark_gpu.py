@@ -214,7 +214,15 @@ def test_synthetic_acceptance_changes_nothing_else_of_the_plan():
     speculation = {"method": "eagle3", "num_speculative_tokens": 3}
     argv = ("python", "--speculative-config", json.dumps(speculation), "--port", "1")
     plan = LaunchPlan(
-        argv=argv, environment={}, url="", host="", port=1, model="m", drain_seconds=1, max_startup_seconds=1
+        argv=argv,
+        environment={},
+        url="",
+        host="",
+        port=1,
+        control_port=2,
+        model="m",
+        drain_seconds=1,
+        max_startup_seconds=1,
     )
     changed = workers.with_synthetic_acceptance(plan, 2.5).argv
     synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}

@@ -21,6 +21,7 @@ from benchmarks.speculation.plan import Cell, Kind
 from benchmarks.speculation.records import Records
 from demo.training.corpus import Corpus
 from tests.fake_engine import FakeScheduler
+from tests.fakes import serving_pair
 
 STEP_SECONDS = 0.003
 CODE, NOISE = (Cell(kind=kind, concurrency=2) for kind in (Kind.CODE, Kind.BASE64))
@@ -84,9 +85,13 @@ class Engine:
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_get("/v1/models", models)
         app.router.add_get("/admin/v1/status", status)
-        app.router.add_get(SPECULATION_PATH, self.speculation)
-        app.router.add_put(SPECULATION_PATH, self.speculation)
         return app
+
+    def control_app(self) -> web.Application:
+        control = web.Application()
+        control.router.add_get(SPECULATION_PATH, self.speculation)
+        control.router.add_put(SPECULATION_PATH, self.speculation)
+        return control
 
 
 @pytest.fixture
@@ -99,15 +104,10 @@ async def appliance(tmp_path: Path, monkeypatch) -> AsyncIterator[SimpleNamespac
     for name in ("admin.key", "control.token"):
         (tmp_path / name).write_text("secret")
     engine, own = Engine(), {}
-    runner = web.AppRunner(engine.app(own), handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0]
-    own["url"] = f"http://{host}:{port}"
-    decoding = asyncio.create_task(engine.decode())
-    yield SimpleNamespace(url=own["url"], admin_url=own["url"], key="k", data=tmp_path, engine=engine)
-    decoding.cancel()
-    await runner.cleanup()
+    async with serving_pair(engine.app(own), engine.control_app()) as own["url"]:
+        decoding = asyncio.create_task(engine.decode())
+        yield SimpleNamespace(url=own["url"], admin_url=own["url"], key="k", data=tmp_path, engine=engine)
+        decoding.cancel()
 
 
 async def test_pairs_are_measured_kept_and_resumed(appliance, tmp_path: Path, capsys):

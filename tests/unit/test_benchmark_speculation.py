@@ -82,7 +82,7 @@ def test_no_mode_always_comes_first_or_after_the_same_one():
 
 def test_traffic_by_turns_is_measured_through_both_of_them():
     plan = Plan(seconds=1.5, turn_seconds=4.0)
-    assert (plan.window(Kind.TURNS), plan.window(Kind.CODE)) == (8.0, 1.5)
+    assert [plan.window(kind) for kind in (Kind.TURNS, Kind.LONG, Kind.CODE)] == [8.0, 4.0, 1.5]
     traffic = traffic_of(Kind.TURNS, CORPUS, turn_seconds=4.0)
     code, noise = prompts_of(Kind.CODE, CORPUS), prompts_of(Kind.BASE64, CORPUS)
     assert [traffic.at(1, elapsed) for elapsed in (0.0, 3.9, 4.1, 7.9, 8.1)] == [
@@ -408,7 +408,7 @@ async def test_the_monitor_learns_nothing_from_other_segments(monitor):
     own = 0
     for _ in range(3):
         start = await conductor.switch(ADAPTIVE)
-        end = await conductor.adapt(start, 0.05)
+        end, _ = await conductor.adapt(start, 0.05)
         own += end.step_count - start.step_count
         for _ in range(50):
             await conductor.switch(K1)  # 50 steps with K=1, which it must not see
@@ -429,7 +429,8 @@ async def test_a_probe_in_flight_belongs_to_the_segment_that_began_it(monitor):
     worker = FakeWorker()
     conductor = await started(worker)
     monitor.decision = replace(monitor.decision, probe=((1, 64),), starts_probe=True)
-    end = await conductor.adapt(await conductor.switch(ADAPTIVE), 0.01)
+    end, is_extended = await conductor.adapt(await conductor.switch(ADAPTIVE), 0.01)
+    assert is_extended
     assert worker.commands[-1].probe == ((1, 64),)
     assert not end.is_probing
     assert worker.probing == 0
@@ -497,8 +498,9 @@ async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
     measured, settled = spans
     assert settled[1] == measured[0]
     assert (first.tokens, first.settle_tokens) == (1, 2)
-    assert min(segment.settle_seconds for segment in found) >= 0.03
-    assert min(segment.seconds for segment in found) >= 0.05
+    # Differences of a clock round: the last bit may be below what was slept.
+    assert round(min(segment.settle_seconds for segment in found), 9) >= 0.03
+    assert round(min(segment.seconds for segment in found), 9) >= 0.05
     by_mode = {segment.mode: segment for segment in found}
     assert (by_mode["K=0"].draft_tokens, by_mode["K=3"].draft_tokens) == (0, 3)
 

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
+from appliance.speculation.evidence import Acceptance as Evidence
 from appliance.speculation.exploration import PROMISING_SECONDS
 from appliance.speculation.state import BUDGET_SECONDS, LOAN_SECONDS, MonitorState
 from appliance.speculation.values import (
@@ -418,6 +419,10 @@ def test_a_worker_that_lost_control_is_speculative_if_it_drafts():
     withdrawn = replace(tick.reading, controllable=False, problems=("a hook failed",), drafting=more)
     state, _decision = decide(tick.after, withdrawn, POLICY, tick.now + 1)
     assert (state.mode, state.reason, state.table) == (SPECULATIVE, Reason.NOT_CONTROLLABLE, ())
+    # Without drafts to judge by, the alarm from before stays.
+    unjudged = replace(tick.after, acceptance=Evidence())
+    state, decision = decide(unjudged, replace(withdrawn, drafting=drafting), POLICY, tick.now + 1)
+    assert (state.mode, state.avoid, decision.verdict) == (TARGET_ONLY, False, Reason.COLLAPSED)
 
 
 def test_a_load_at_which_nothing_pays_stops_only_that_load():

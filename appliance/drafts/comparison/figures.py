@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from appliance.drafts.comparison.asked import NO_METHOD
-from appliance.drafts.evaluation.intervals import ConfidenceInterval, EvaluationModel, median_ratio
+from appliance.drafts.evaluation.intervals import (
+    ConfidenceInterval,
+    EvaluationModel,
+    lower_of_several,
+    median_ratio,
+)
 from appliance.speculation.values import acceptance_length_of
 
 
@@ -41,10 +46,6 @@ class ComparisonCell(EvaluationModel):
     """To K=0 of the same process; None at K=0."""
     acceptance_length: float | None = None
     """None without drafts."""
-
-    @property
-    def pays(self) -> bool:
-        return self.ratio is not None and self.ratio.low > 1
 
 
 class MethodFigures(EvaluationModel):
@@ -108,27 +109,28 @@ def recommend(methods: Sequence[MethodFigures]) -> Recommendation | None:
     The method with the largest ratio, as the geometric mean over concurrencies; None if none was measured.
 
     At each concurrency the best number counts if it is shown to pay, otherwise 1: the monitor can stop there.
+    One of many ratios is above 1 by chance alone, so its interval is widened for the number of all of them.
     """
     measured = [method for method in methods if method.cells]
     if not measured:
         return None
-    best = max(
-        measured, key=lambda method: math.prod(cell.ratio.value for cell in _best(method) if cell.ratio)
+    ratios = [cell.ratio for method in measured for cell in method.cells if cell.ratio is not None]
+    best, paying = max(
+        ((method, _paying(method, len(ratios))) for method in measured),
+        key=lambda pair: math.prod(map(_value, pair[1])),
     )
-    paying = _best(best)
     if not paying:
-        ratios = [cell.ratio for method in measured for cell in method.cells if cell.ratio is not None]
         return Recommendation(method=NO_METHOD, undecided=any(ratio.high > 1 for ratio in ratios))
     # It is the maximum that the monitor chooses from.
     most = max(cell.draft_tokens for cell in paying)
     return Recommendation(method=best.method, draft=best.draft, draft_tokens=most)
 
 
-def _best(method: MethodFigures) -> list[ComparisonCell]:
-    """By concurrency, the cell with the largest ratio of those that are shown to pay."""
+def _paying(method: MethodFigures, count: int) -> list[ComparisonCell]:
+    """By concurrency, the cell with the largest ratio of those that pay also as one of so many."""
     found: dict[int, ComparisonCell] = {}
-    for cell in method.cells:
-        if cell.pays and (cell.concurrency not in found or _value(cell) > _value(found[cell.concurrency])):
+    for cell in sorted(method.cells, key=_value):
+        if cell.ratio is not None and lower_of_several(cell.ratio, count) > 1:
             found[cell.concurrency] = cell
     return list(found.values())
 

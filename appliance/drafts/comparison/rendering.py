@@ -68,6 +68,7 @@ def _legend(found: MethodComparison) -> list[str]:
         f"{found.prompts} prompts, {found.rounds} rounds, at most {found.max_tokens} tokens an answer.",
         "The ratio is to K=0 of the same process, paired by round. Each method ran in a process of its own,",
         "and processes differ in speed: compare methods by their ratios, not by their tokens/s.",
+        "A setting is recommended if its ratio is above 1 with intervals that hold for all ratios together.",
         *(f"{method.method}: draft {method.draft}" for method in found.methods if method.draft),
     ]
 

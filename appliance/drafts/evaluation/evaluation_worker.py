@@ -105,6 +105,7 @@ def worker_settings(settings: WorkerSettings, served: Served, largest_batch: int
             "served_name": MODEL,
             "host": "127.0.0.1",
             "port": 0,
+            "control_port": None,
             "max_num_seqs": min(settings.max_num_seqs, largest_batch),
             "scrape_token_file": None,
             "tls_certificate_file": None,
@@ -213,7 +214,7 @@ async def run_worker(
             ) as client,
             SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as speculation,
         ):
-            worker = Worker(worker_id=WorkerId(name), url=plan.url)
+            worker = Worker(worker_id=WorkerId(name), url=plan.url, control_port=plan.control_port)
             yield EvaluationWorker(worker=worker, client=client, speculation=speculation)
     finally:
         # A second cancellation interrupts these waits; the task's own end then kills what is left.

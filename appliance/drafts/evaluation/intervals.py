@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import NormalDist, median
 from typing import ClassVar
 
 from appliance.errors import ApplianceError, DraftRefusedError
@@ -116,6 +116,17 @@ def drawn_ratios(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 def ratio_of_medians(pairs: Sequence[tuple[float, float]]) -> float:
     return median(first for first, _ in pairs) / max(1e-9, median(second for _, second in pairs))
+
+
+def lower_of_several(interval: ConfidenceInterval, count: int) -> float:
+    """
+    The lower limit if so many intervals are to hold together (Bonferroni).
+
+    The interval is widened as if its ratio's logarithm were normal: the tail it takes has too few draws.
+    """
+    wider = NormalDist().inv_cdf(TAIL / count) / NormalDist().inv_cdf(TAIL)
+    share = min(1.0, interval.low / max(1e-9, interval.value))
+    return interval.value * math.pow(share, wider)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

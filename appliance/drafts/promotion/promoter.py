@@ -9,9 +9,11 @@ back, since the draft in service never changed.  A rollback is continued.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from appliance.audit.entry_types import EntryType
+from appliance.drafts.evaluation.evaluation_results import Evaluation
 from appliance.drafts.evaluation.store import load_evaluation
 from appliance.drafts.promotion.conduct import abandon, promote, roll_back
 from appliance.drafts.promotion.promotion import (
@@ -36,6 +38,7 @@ from appliance.drafts.promotion.promotion_run import (
 )
 from appliance.drafts.promotion.trial_counts import RecentCounts
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
+from appliance.drafts.registry.registry import DraftRegistry
 from appliance.drafts.registry.revision import Revision
 from appliance.errors import ConfigurationError, ControlRefusedError, DraftRefusedError, DraftStorageError
 from appliance.infra.lease import require_lease
@@ -43,6 +46,17 @@ from appliance.serving.worker import WorkerSnapshot
 
 POLL_SECONDS = 1.0
 SHOWN = 10
+SHOWN_DRAFTS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredDrafts:
+    drafts: tuple[tuple[Revision, Evaluation | None], ...]
+    """The newest first, with the latest evaluation of each."""
+    problems: tuple[str, ...]
+    """A line per draft or evaluation that cannot be trusted or read."""
+    omitted: int
+    """Older drafts."""
 
 
 class Promoter:
@@ -183,12 +197,12 @@ class Promoter:
             self._start(run, roll_back(run))
             return promotion
 
-    async def promotions(self) -> tuple[Promotion, ...]:
+    async def promotions(self, most: int = SHOWN) -> tuple[Promotion, ...]:
         """The newest first, the running one with its current numbers; raises `DraftStorageError`."""
         kept, _ = await asyncio.to_thread(self._store.list)
         running = self._running()
         live = {running.promotion.promotion_id: running.promotion} if running is not None else {}
-        return tuple(live.get(each.promotion_id, each) for each in kept[:SHOWN])
+        return tuple(live.get(each.promotion_id, each) for each in kept[:most])
 
     async def active_drafts(self) -> tuple[ActiveDraft, ...]:
         """The active draft of each target that a worker serves; raises `DraftStorageError`."""
@@ -196,6 +210,10 @@ class Promoter:
         return tuple(
             [await asyncio.to_thread(read_active_draft, self._parts.directory, target) for target in targets]
         )
+
+    async def registered(self) -> RegisteredDrafts:
+        """The newest drafts of the registry with their evaluations; raises `DraftStorageError`."""
+        return await asyncio.to_thread(self._registered)
 
     @property
     def workers(self) -> tuple[WorkerSnapshot, ...]:
@@ -205,12 +223,28 @@ class Promoter:
     def is_acting(self) -> bool:
         return self._parts.is_acting()
 
-    def _find(self, name: str) -> tuple[Revision, ActiveDraft]:
+    def _open_registry(self) -> DraftRegistry:
         try:
-            registry = self._parts.open_registry()
+            return self._parts.open_registry()
         except ConfigurationError as error:
             raise DraftStorageError(str(error)) from error
-        revision = registry.find(name)
+
+    def _registered(self) -> RegisteredDrafts:
+        revisions, warnings = self._open_registry().survey()
+        drafts, problems = [], list(warnings)
+        for revision in reversed(revisions[-SHOWN_DRAFTS:]):
+            evaluation = None
+            try:
+                evaluation = load_evaluation(self._parts.directory, revision.digest)
+            except DraftRefusedError as error:
+                problems.append(str(error))
+            drafts.append((revision, evaluation))
+        return RegisteredDrafts(
+            drafts=tuple(drafts), problems=tuple(problems), omitted=len(revisions) - len(drafts)
+        )
+
+    def _find(self, name: str) -> tuple[Revision, ActiveDraft]:
+        revision = self._open_registry().find(name)
         return revision, read_active_draft(self._parts.directory, revision.target)
 
     @asynccontextmanager

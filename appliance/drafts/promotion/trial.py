@@ -31,8 +31,9 @@ from types import MappingProxyType
 
 from appliance.drafts.promotion.promotion import TrialNumbers
 from appliance.drafts.promotion.trial_counts import NOTHING, DraftCounts, Kind
-from appliance.speculation.goodput import CORRELATED, LEAST_STEPS, Estimate, acceptance_length
-from appliance.speculation.values import StepCounters
+from appliance.speculation.evidence import reached
+from appliance.speculation.goodput import CORRELATED, LEAST_STEPS, Estimate
+from appliance.speculation.values import SpecDecodeCounters, StepCounters
 
 ALPHA = 0.05
 """Two-sided error of each measure: it refuses a draft that loses exactly what is allowed in at most 2.5 %."""
@@ -231,13 +232,34 @@ def _sample(trial: Trial, value: float, own: float, other: float, *, shared: flo
 def _lengths(mine: DraftCounts, theirs: DraftCounts) -> tuple[Estimate | None, Estimate | None]:
     """Acceptance lengths at the greatest depth that at least half of the drafts of both sides reached."""
     depth = 0
-    for reached, others_reached in zip(mine.drafted, theirs.drafted, strict=False):
-        if 2 * reached < mine.drafts or 2 * others_reached < theirs.drafts:
+    for own, other in zip(mine.drafted, theirs.drafted, strict=False):
+        if 2 * own < mine.drafts or 2 * other < theirs.drafts:
             break
         depth += 1
     if not depth:
         return None, None
     return acceptance_length(mine.drafting, depth), acceptance_length(theirs.drafting, depth)
+
+
+def acceptance_length(counters: SpecDecodeCounters, k: int) -> Estimate | None:
+    """
+    Mean tokens per draft that K draft tokens would give, from drafts of K or more.
+
+    A draft is a chain: whether its first K tokens are accepted does not depend on how many follow.
+    None if no draft was that long.
+    """
+    counts = reached(counters)
+    # A worker may report fewer positions of one kind than of the other: use those that both have.
+    pairs = list(zip(counters.accepted_per_position, counts, strict=False))[: max(0, k)]
+    if not pairs or len(pairs) < k or min(drafts for _accepted, drafts in pairs) <= 0:
+        return None
+    # Half a success and half a failure more: none in thirty does not prove a rate of zero.
+    safe = [(accepted + 0.5) / (drafts + 1) for accepted, drafts in pairs]
+    mean = sum(safe)
+    square = sum((2 * position + 1) * rate for position, rate in enumerate(safe))
+    variance = max(0.0, square - mean**2)
+    length = 1.0 + sum(accepted / drafts for accepted, drafts in pairs)
+    return Estimate(mean=length, variance=CORRELATED * variance / pairs[-1][1])
 
 
 def _pace(cell: StepCounters, draft_tokens: int) -> Estimate | None:

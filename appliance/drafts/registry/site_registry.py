@@ -1,7 +1,5 @@
 """Opens the registry at the configured place, and the site's signing key."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from appliance.audit.checkpoint import VerifierKey
@@ -13,9 +11,8 @@ from appliance.audit.signing_keys import (
     load_keys,
 )
 from appliance.drafts.registry.registry import Clock, DraftRegistry
-from appliance.errors import ConfigurationError
+from appliance.errors import AuditKeyError, ConfigurationError
 from appliance.infra.data_directory import Installation, locate
-from appliance.infra.files import sync_directory
 from appliance.infra.key_location import KeyLocation, TokenKey, mldsa_path
 from appliance.infra.settings import Settings
 from appliance.sovereignty.bundle.signature import TrustedKey, load_trusted_keys
@@ -53,15 +50,12 @@ def _load(settings: Settings, key: KeyLocation) -> Signer:
 
 
 def _create(installation: Installation, path: Path) -> None:
-    """Create the key under another name first: a concurrent reader finds a whole key or none."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         installation.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)
-        create_signing_key(fresh)
-        with suppress(FileExistsError):  # another process was faster: its key is the site's
-            os.link(fresh, path)
-        fresh.unlink()
-        sync_directory(path.parent)
     except OSError as error:
-        raise ConfigurationError(f"cannot write the drafts key {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot make {installation.directory}: {error.strerror}") from error
+    try:
+        create_signing_key(path)
+    except AuditKeyError:
+        if not path.exists():  # otherwise another process was faster: its key is the site's
+            raise

@@ -51,11 +51,12 @@ def find_owner(directory: TenantDirectory, tenant: str, key_id: str, now: float)
     owner = directory.tenant(tenant)
     if owner is None:
         return None
-    key = next((key for key in owner.keys if key.key_id == key_id), None)
-    if key is None and KEY_ID_FORMAT.fullmatch(key_id):
+    if not KEY_ID_FORMAT.fullmatch(key_id):
+        return Caller(tenant=owner, key=ApiKey(key_id=key_id, digest=""))
+    caller = directory.caller(key_id)
+    if caller is None or caller.tenant is not owner:
         return None
-    key = key or ApiKey(key_id=key_id, digest="")
-    return Caller(tenant=owner, key=key) if key.is_valid_at(now) else None
+    return caller if caller.is_valid_at(now) else None
 
 
 Render = Callable[[Exception, str], tuple[int, str, bool]]  # status, body, whether a retry can succeed

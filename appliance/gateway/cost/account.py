@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from appliance.gateway.cost.presence import Presence
 from appliance.gateway.cost.rows import WorkerTime
 from appliance.gateway.cost.saving import Steps, added, compare, since
-from appliance.speculation.goodput import NO_COSTS, Costs
+from appliance.speculation.goodput import Estimate
 from appliance.speculation.values import EngineReading
 
 MICRO, MILLI = 1_000_000, 1000
@@ -34,7 +34,8 @@ class WorkerSample:
     at: float  # monotonic time
     reading: EngineReading  # it may say that there is no plugin
     requests: int = 0  # running or waiting, of all clients
-    costs: Mapping[int, Costs] | None = None  # by batch bucket; None if another gateway controls the workers
+    # log S(K)/S(0) by batch bucket and K; None if another gateway controls the workers
+    costs: Mapping[tuple[int, int], Estimate] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +143,8 @@ class WorkerAccount:
             # The controlling gateway records it; these steps must not be counted here later.
             self._uncompared = {}
             return
-        known = sample.costs
         steps = since(sample.reading.steps, before.reading.steps if same else {})
-        saving, self._uncompared = compare(
-            added(self._uncompared, steps), lambda bucket: known.get(bucket, NO_COSTS)
-        )
+        saving, self._uncompared = compare(added(self._uncompared, steps), sample.costs)
         time.draft_us = round(saving.seconds * MICRO)
         time.draft_tokens = saving.tokens
         time.target_only_us = round(saving.target_only * MICRO)

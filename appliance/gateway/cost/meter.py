@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Self
 from zoneinfo import ZoneInfo
 
@@ -31,7 +30,8 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings
 from appliance.serving.usage import Usage
 from appliance.serving.worker import WorkerId, WorkerSnapshot
-from appliance.speculation.goodput import Costs, aged, borrowed, costs_at
+from appliance.speculation.costs import CostModel
+from appliance.speculation.goodput import Estimate
 
 MICRO, MILLI = 1e6, 1e3
 DAY = 86400.0
@@ -109,7 +109,7 @@ class CostMeter:
             at=now,
             reading=reading,
             requests=metrics.running + metrics.waiting if metrics is not None else 0,
-            costs=_costs(snapshot, now) if acting else None,
+            costs=_costs(snapshot.figures.costs, now) if acting else None,
         )
         worker_id = snapshot.worker.worker_id
         interval = self._account(worker_id).observe(sample, alone=self._alone)
@@ -213,28 +213,12 @@ def _prices(settings: CostSettings) -> dict[str, float]:
     return {of: price for of, price in prices.items() if price is not None}
 
 
-def _costs(snapshot: WorkerSnapshot, now: float) -> dict[int, Costs]:
-    """Of every batch bucket that had steps with drafts."""
-    if snapshot.reading is None:
-        return {}
-    found: dict[int, Costs] = {}
-    for bucket, k in snapshot.reading.steps:
-        if k:
-            costs = found.get(bucket) or aged(costs_at(snapshot.figures.costs, bucket), now)
-            found[bucket] = costs if k in costs.ratios else _with_guess(costs, snapshot, bucket, k, now)
-    return found
-
-
-def _with_guess(costs: Costs, snapshot: WorkerSnapshot, bucket: int, k: int, now: float) -> Costs:
+def _costs(costs: CostModel, now: float) -> dict[tuple[int, int], Estimate]:
     """
-    The costs with one more K, borrowed from the nearest batch bucket where it was measured, if any.
+    Of all steps with drafts, unless their K was measured nowhere.
 
-    Under changing load a sweep may measure different K at different batch sizes.  Without an estimate, steps
-    with an unmeasured K would stay uncompared.
+    Under changing load different K may be measured at different batch sizes.  Without an estimate from
+    another batch size such steps would stay uncompared.
     """
-    known = {name: found for name, found in snapshot.figures.costs.items() if k in found.ratios}
-    if not known:
-        return costs
-    nearest = known[min(known, key=lambda name: (abs(name - bucket), name))]
-    guess = aged(borrowed(nearest), now).ratios[k]
-    return replace(costs, ratios=MappingProxyType({**costs.ratios, k: guess}))
+    measured = {k for by_k in costs.seconds_per_token.values() for k in by_k}
+    return {(bucket, k): costs.ratio(bucket, k, 0, now) for bucket, k in costs.kinds if k in measured}

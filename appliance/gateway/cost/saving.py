@@ -3,14 +3,14 @@ Time saved by drafts: steps with drafts, compared with the same tokens without.
 
 A step with K draft tokens gave `tokens / requests` tokens to each request and took S(K); without drafts it
 would have given one and taken S(0).  S(K) / S(0) is what the monitor measures side by side on the running
-engine, with its variance (`appliance.speculation.goodput`); the number of tokens is counted exactly.
+engine, with its variance (`appliance.speculation.costs`); the number of tokens is counted exactly.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from appliance.speculation.goodput import Costs
+from appliance.speculation.goodput import Estimate
 from appliance.speculation.values import StepCounters
 
 Z = 1.96  # standard deviations of a 95 % confidence interval
@@ -29,15 +29,15 @@ class StepComparison:
 
 
 def compare(
-    steps: Steps, costs_of: Callable[[int], Costs]
+    steps: Steps, costs: Mapping[tuple[int, int], Estimate]
 ) -> tuple[StepComparison, dict[tuple[int, int], StepCounters]]:
-    """The comparison, and the steps without a measured cost."""
+    """The comparison, and the steps without a cost: log S(K)/S(0) by batch bucket and K."""
     seconds = target_only = low = high = 0.0
     tokens, left = 0, {}
     for (bucket, k), taken in steps.items():
         if not k or not taken.requests:
             continue
-        ratio = costs_of(bucket).ratios.get(k)
+        ratio = costs.get((bucket, k))
         if ratio is None:
             left[bucket, k] = taken
             continue

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.speculation.evidence import MAXIMUM_OVERDISPERSION, SPANS, Acceptance, total_of
+from appliance.speculation.evidence import MAXIMUM_OVERDISPERSION, SPANS, Acceptance, deepest, total_of
 from appliance.speculation.values import SpecDecodeCounters
 
 MEMORY, LEAST = 3200, 32
@@ -135,3 +135,8 @@ def test_any_drafts_give_estimates(spans: list[tuple[int, float, float, int]], k
     assert gain.variance >= 0.0
     assert abs(gain.mean) <= math.log(1 + max(k, other)) + 1e-9
     assert found.total.drafts == sum(span.drafts for span in found.spans)
+
+
+def test_the_depth_of_drafts_counts_those_that_reached_it():
+    seen = drafts(400, 320, 3, 3, reached=(400, 4, 4))
+    assert (deepest(seen, 32), deepest(seen, 4), deepest(seen, 401)) == (1, 3, 0)

@@ -237,8 +237,8 @@ def test_figures_show_what_was_measured():
     """Draft tokens in force, by measured bucket."""
     state = seen(reading(), reading(400, (300, 200, 100), steps={(4, 0): (50, 0.5), (4, 3): (50, 1.0)}))
     figures = state.figures
-    assert (figures.window.drafts, set(figures.costs), dict(figures.draft_tokens)) == (400, {4}, {4: 3})
-    assert set(figures.costs[4].ratios) == {3}
+    assert (figures.window.drafts, dict(figures.draft_tokens)) == (400, {4: 3})
+    assert set(figures.costs.break_evens(4)) == {3}
 
 
 @given(STEPS)

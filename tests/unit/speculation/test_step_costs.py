@@ -34,18 +34,17 @@ def test_a_cost_is_the_ratio_of_step_times():
     """A step with three draft tokens that takes twice as long pays above two tokens a draft."""
     model = START.measured(1, {0: steps(100, 0.010), 3: steps(100, 0.020)}, 5.0)
     assert cost(model) == pytest.approx(2.0, rel=0.01)
-    known = model.known(5.0)
-    assert set(known) == {1}
-    assert set(known[1].ratios) == {3}
-    assert known[1].break_even(3) == pytest.approx(2.0, rel=0.01)
-    assert known[1].seconds_per_token == pytest.approx({0: 0.005, 3: 0.010})
+    assert model.break_evens(1) == pytest.approx({3: 2.0}, rel=0.01)
+    assert model.break_evens(2) == {}
+    assert set(model.seconds_per_token) == {1}
+    assert model.seconds_per_token[1] == pytest.approx({0: 0.005, 3: 0.010})
 
 
 def test_what_was_never_measured_is_a_guess():
     assert doubt(START) == pytest.approx(0.4)
     assert cost(START, k=1) < cost(START, k=3)
     assert not START.is_measured(1)
-    assert START.known(0.0) == {}
+    assert START.break_evens(1) == {}
 
 
 @pytest.mark.parametrize(

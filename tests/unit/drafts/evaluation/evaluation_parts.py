@@ -104,6 +104,7 @@ class Programs:
             url=f"http://127.0.0.1:{port}",
             host="127.0.0.1",
             port=port,
+            control_port=port,
             model="evaluated",
             drain_seconds=1,
             max_startup_seconds=60,
@@ -131,7 +132,7 @@ async def in_thread(
             ) as client,
             SpeculationClient.open(token=token, tls=WorkerTls(PoolSettings())) as speculation,
         ):
-            worker = Worker(worker_id=WorkerId(name), url=plan.url)
+            worker = Worker(worker_id=WorkerId(name), url=plan.url, control_port=plan.control_port)
             yield EvaluationWorker(worker=worker, client=client, speculation=speculation)
     finally:
         server.shutdown()

@@ -192,7 +192,10 @@ def test_export_for_an_auditor_holds_no_sample(site, tmp_path):
     request = site.keep("acme")
     site.vault.keep(sample_of(request))
     (tmp_path / "export").mkdir()
-    assert export_payloads(site.store, tmp_path / "export") == 2
+    counted: list[tuple[int, int]] = []
+    written = export_payloads(site.store, tmp_path / "export", lambda *each: counted.append(each))
+    assert written == 2
+    assert counted == [(1, 2), (2, 2)], "the sample is not in the total either"
     names = {file.name for file in (tmp_path / "export" / "payloads").iterdir()}
     assert names == {f"{request}.request", f"{request}.response"}
 

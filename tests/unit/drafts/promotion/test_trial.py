@@ -14,6 +14,7 @@ from appliance.drafts.promotion.trial import (
     TrialRules,
     TrialVerdict,
     WindowSample,
+    acceptance_length,
     follow,
     handicaps,
     interval,
@@ -21,6 +22,7 @@ from appliance.drafts.promotion.trial import (
 )
 from appliance.drafts.promotion.trial_counts import NOTHING, WorkerCounters, counts_of
 from appliance.serving.worker import WorkerId
+from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters
 from tests.unit.drafts.promotion.drafting import STEP_SECONDS, Side
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -235,3 +237,52 @@ def test_error_shared_by_all_windows_does_not_average_out(samples, shared):
 
 def test_too_few_windows_give_no_interval():
     assert interval([WindowSample(value=0.0, variance=0.01)] * (LEAST_WINDOWS - 1)) is None
+
+
+def drafted(drafts: int, *accepted: int, reached: tuple[int, ...] = ()) -> SpecDecodeCounters:
+    """Counters of drafts with this many accepted at each position."""
+    reached = reached or (drafts,) * len(accepted)
+    return SpecDecodeCounters(
+        drafts=drafts,
+        draft_tokens=sum(reached),
+        accepted_tokens=sum(accepted),
+        accepted_per_position=accepted,
+        drafted_per_position=reached,
+    )
+
+
+def test_the_acceptance_length_of_k_counts_its_first_k_positions():
+    """Drafts of three tokens also measure drafts of one or two."""
+    seen = drafted(400, 300, 200, 100)
+    lengths = [acceptance_length(seen, k) for k in (1, 2, 3)]
+    assert [length.mean for length in lengths if length is not None] == pytest.approx([1.75, 2.25, 2.5])
+
+
+@pytest.mark.parametrize("k", [0, -1, 4])
+def test_acceptance_length_is_unknown_for_numbers_never_drafted(k: int):
+    assert acceptance_length(drafted(400, 300, 200, 100), k) is None
+    assert acceptance_length(NO_DRAFTS, 1) is None
+
+
+def test_drafts_of_different_lengths_are_combined_by_position():
+    """The second position is judged by the half of the drafts that reached it."""
+    length = acceptance_length(drafted(400, 200, 100, reached=(400, 200)), 2)
+    assert length is not None
+    assert length.mean == pytest.approx(1 + 0.5 + 0.5)
+
+
+def test_few_drafts_without_acceptance_leave_uncertainty():
+    """Thirty failures leave room for one success in thirty, and three thousand hardly any."""
+    few, many = acceptance_length(drafted(30, 0), 1), acceptance_length(drafted(3000, 0), 1)
+    assert few is not None
+    assert many is not None
+    assert few.upper(2.0) > 1.03
+    assert many.upper(2.0) < 1.01
+
+
+@given(st.integers(0, 5), st.lists(st.integers(0, 9), max_size=4), st.lists(st.integers(-3, 9), max_size=4))
+def test_any_counters_give_an_estimate_or_none(k: int, accepted: list[int], reached: list[int]):
+    """With lists of different lengths, empty positions and invalid values."""
+    nonsense = drafted(7, *accepted, reached=tuple(reached))
+    found = acceptance_length(nonsense, k)
+    assert found is None or found.variance >= 0.0

@@ -1,6 +1,6 @@
 """Readings of a worker's plugin."""
 
-from appliance.speculation.goodput import Costs, Estimate
+from appliance.speculation.costs import CostModel
 from appliance.speculation.values import Energy, EngineReading, StepCounters
 
 
@@ -25,6 +25,23 @@ def cell(*, steps: int, seconds: float, requests: int, tokens: int) -> StepCount
     return StepCounters(steps=steps, seconds=seconds, requests=requests, tokens=tokens)
 
 
-def costs(**ratios: tuple[float, float]) -> Costs:
-    """`k3=(mean, variance)` of log S(3)/S(0)."""
-    return Costs(ratios={int(k[1:]): Estimate(mean=mean, variance=var) for k, (mean, var) in ratios.items()})
+def costs(*measured: tuple[int, dict[int, float]], noise: float = 0.0) -> CostModel:
+    """
+    Costs from spans of a thousand steps: batch bucket, and seconds of a step by draft tokens.
+
+    `noise` is the relative standard deviation of a step.
+    """
+    model = CostModel.unmeasured(4, (0, 1, 2, 3), spread=0.4, now=50.0)
+    for bucket, seconds in measured:
+        steps = {
+            k: StepCounters(
+                steps=1000,
+                seconds=1000 * each,
+                seconds_squared=1000 * each**2 * (1 + noise**2),
+                requests=1000 * bucket,
+                tokens=1000 * bucket,
+            )
+            for k, each in seconds.items()
+        }
+        model = model.measured(bucket, steps, 50.0)
+    return model

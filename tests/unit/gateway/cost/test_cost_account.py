@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from appliance.gateway.cost.account import Power, WorkerAccount, WorkerSample, apportion
 from appliance.gateway.cost.presence import Presence
-from tests.unit.gateway.cost.readings import cell, costs, reading
+from appliance.speculation.goodput import Estimate
+from tests.unit.gateway.cost.readings import cell, reading
 
 WEIGHTS = st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1, max_size=30)
 
@@ -182,7 +183,7 @@ def test_steps_are_compared_once_costs_are_known():
     drafted = {kind: cell(steps=100, seconds=2.0, requests=100, tokens=300)}
     first = account.observe(WorkerSample(at=1, reading=reading(2, steps=drafted), costs={}), alone=True)
     assert first.time.draft_us == 0
-    known = {1: costs(k3=(math.log(1.5), 0.0))}
+    known = {(1, 3): Estimate(mean=math.log(1.5), variance=0.0)}
     second = account.observe(WorkerSample(at=2, reading=reading(2, steps=drafted), costs=known), alone=True)
     assert second.time.draft_us == 2_000_000
     assert second.time.target_only_us == 4_000_000, "three tokens per step, at two thirds of its cost"
@@ -196,7 +197,7 @@ def test_only_the_controlling_gateway_records_savings():
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
     account.observe(WorkerSample(at=0, reading=reading(0), costs=None), alone=False)
     account.observe(WorkerSample(at=1, reading=reading(2, steps=drafted), costs=None), alone=False)
-    known = {1: costs(k3=(0.0, 0.0))}
+    known = {(1, 3): Estimate(mean=0.0, variance=0.0)}
     seen = account.observe(WorkerSample(at=2, reading=reading(2, steps=drafted), costs=known), alone=False)
     assert seen.time.draft_us == 0
 

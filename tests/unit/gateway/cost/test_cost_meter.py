@@ -16,7 +16,7 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import CostSettings, LogSettings
 from appliance.serving.usage import Usage
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
-from appliance.speculation.goodput import COST_SPREAD, SpeculationFigures
+from appliance.speculation.state import SpeculationFigures
 from tests.unit.gateway.cost.readings import cell, costs, reading
 
 ZONE = ZoneInfo("Asia/Kolkata")
@@ -179,7 +179,7 @@ async def test_accounts_of_removed_workers_are_dropped(site):
 async def test_saved_time_is_exported_with_its_bounds(site):
     """A third of the engine time; low, mean and high are in order."""
     drafted = {(1, 3): cell(steps=100, seconds=2.0, requests=100, tokens=300)}
-    figures = SpeculationFigures(costs={1: costs(k3=(math.log(1.5), 0.01))})
+    figures = SpeculationFigures(costs=costs((1, {0: 1.0, 3: 1.5}), noise=1.58))
     snapshot = WorkerSnapshot(
         worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), figures=figures
     )
@@ -196,16 +196,13 @@ async def test_saved_time_is_exported_with_its_bounds(site):
     assert high == pytest.approx(2.87, rel=0.02)
 
 
-async def test_unmeasured_k_is_estimated_from_the_nearest_batch_size(site):
+async def test_unmeasured_k_is_estimated_from_other_batch_sizes(site):
     """With wide bounds, instead of leaving it out; one that was measured nowhere waits."""
-    known = {
-        1: costs(k1=(math.log(9.0), 0.0)),
-        2: costs(k1=(math.log(1.5), 0.0), k3=(math.log(2.0), 0.0)),
-        4: costs(k3=(math.log(1.0), 0.0)),
-    }
-    figures = SpeculationFigures(costs=known)
+    known = costs((2, {0: 1.0, 1: 1.5, 3: 2.0}), (4, {0: 1.0, 3: 1.0}))
     snapshot = WorkerSnapshot(
-        worker=Worker(worker_id=W, url="http://w"), reading=reading(0.0), figures=figures
+        worker=Worker(worker_id=W, url="http://w"),
+        reading=reading(0.0),
+        figures=SpeculationFigures(costs=known),
     )
     site.meter.observe(snapshot, acting=True)
     site.pass_(3.0)
@@ -218,10 +215,13 @@ async def test_unmeasured_k_is_estimated_from_the_nearest_batch_size(site):
     await site.meter.flush()
     (time,) = site.store.workers.values()
     assert (time.draft_us, time.draft_tokens) == (2_500_000, 1400)
-    assert time.target_only_us == pytest.approx(2_000_000 + 1_500_000, rel=0.001)
-    own, guess = 2_000_000, 1_500_000
-    assert time.target_only_high_us == pytest.approx(own + guess * math.exp(1.96 * COST_SPREAD), rel=0.02)
-    assert time.target_only_low_us == pytest.approx(own + guess * math.exp(-1.96 * COST_SPREAD), rel=0.02)
+    guess = known.ratio(4, 1, 0, site.now)
+    doubt = 1.96 * math.sqrt(guess.variance)
+    assert doubt > 0.5
+    own, guessed = 2_000_000, 2_250_000 * math.exp(-guess.mean)
+    assert time.target_only_us == pytest.approx(own + guessed, rel=0.001)
+    assert time.target_only_high_us == pytest.approx(own + guessed * math.exp(doubt), rel=0.01)
+    assert time.target_only_low_us == pytest.approx(own + guessed * math.exp(-doubt), rel=0.01)
 
 
 def test_prices_of_the_settings_are_exported():
