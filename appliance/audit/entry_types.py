@@ -72,6 +72,7 @@ class EntryType(StrEnum):
 _KEPT = frozenset(
     {
         EntryType.TENANT_CREATED,
+        EntryType.TENANT_CHANGED,
         EntryType.TENANT_DELETED,
         EntryType.TENANTS_SEALED,
         EntryType.KEY_CREATED,
@@ -152,6 +153,7 @@ def _payload(what: str) -> tuple[Field, ...]:
 
 
 _REQUEST_ID = _text("request_id", "the request, as named by the gateway; never reused")
+_MADE_BY = _text("made_by", "key or subject of the tenant that made the key; missing: an admin did")
 _TENANT = _text("tenant", "tenant the key belongs to")
 _KEY_ID = _text(
     "key_id", "public part of the API key; `jwt:` or `cert:` and a digest for tokens and certificates"
@@ -205,7 +207,6 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
                 _WORKER,
                 _GATEWAY,
                 _text("client_request_id", "the client's own id of the request"),
-                _text("end_user", "keyed pseudonym (HMAC) of the `user` the client named"),
                 _text(
                     "batch",
                     "batch it is a line of; its `custom_id` is the client's own id, if short and plain",
@@ -515,7 +516,16 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _ACTOR,
         ),
         EntryType.TENANT_CHANGED: _schema(
-            "Limits, models or policy of a tenant changed.", _TENANT, _CHANGES, _ACTOR
+            "Limits, models or policy of a tenant changed, or one of its keys.",
+            _TENANT,
+            _CHANGES,
+            _ACTOR,
+            *_maybe(
+                _list("limits", "limits of the key from now on; missing: those of a key did not change"),
+                _flag(
+                    "manage_keys", "whether the key may make keys from now on; missing: that did not change"
+                ),
+            ),
         ),
         EntryType.TENANT_DELETED: _schema(
             "A tenant was deleted; a later tenant of the same name is a different one.", _TENANT, _ACTOR
@@ -526,14 +536,19 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _KEY_ID,
             _flag("admin", "whether it is for the admin API"),
             _ACTOR,
-            *_maybe(_list("scopes", "what an admin key may do; missing: everything")),
+            *_maybe(
+                _list("scopes", "what an admin key may do; missing: everything"),
+                _list("limits", "limits of the key, such as `requests_per_minute=60`; missing: none"),
+                _flag("manage_keys", "whether it may make keys of its tenant; missing: no"),
+                _MADE_BY,
+            ),
         ),
         EntryType.KEY_REVOKED: _schema(
             "The key is invalid from now on; a later request with it would be a finding.",
             _TENANT,
             _KEY_ID,
             _ACTOR,
-            *_maybe(_text("reason", "why")),
+            *_maybe(_text("reason", "why"), _MADE_BY),
         ),
         EntryType.KEY_ROTATED: _schema(
             "A key was replaced; links the requests of the old and the new key.",
@@ -541,6 +556,7 @@ REGISTRY: Mapping[EntryType, Schema] = MappingProxyType(
             _KEY_ID,
             _text("previous_key_id", "public part of the key it replaces"),
             _ACTOR,
+            *_maybe(_MADE_BY),
         ),
         EntryType.TENANTS_SEALED: _schema(
             "Announces the state of all tenants and keys before the database has it, so that a state that no "

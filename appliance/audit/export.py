@@ -15,7 +15,7 @@ Sources: c2sp.org/tlog-tiles, c2sp.org/tlog-proof@v1.
 
 import tempfile
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -29,12 +29,18 @@ from appliance.errors import AuditVerificationError, ConfigurationError
 RECEIPT_HEADER = "c2sp.org/tlog-proof@v1"
 
 
-def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
+def export_log(
+    store: AuditStore,
+    directory: Path,
+    *,
+    vkey: str,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> int:
     """
     Write the log, up to its latest checkpoint, into the new directory; return how many entries.
 
     The directory appears only once it is complete.  `vkey` has one verifier key a line: an auditor compares
-    them with those held before.
+    them with those held before.  `progress` is called with the entries written and their total.
 
     Raises AuditUnavailableError, AuditVerificationError if there is no checkpoint yet or leaves it covers are
     missing, or ConfigurationError if the directory exists or cannot be written.
@@ -47,7 +53,7 @@ def export_log(store: AuditStore, directory: Path, *, vkey: str) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as temporary:
             fresh = Path(temporary) / "log"
-            disposal = _write_tiles(store, fresh, checkpoint.size)
+            disposal = _write_tiles(store, fresh, checkpoint.size, progress)
             (fresh / "checkpoint").write_text(checkpoint.note, encoding="utf-8")
             (fresh / "vkey").write_text(f"{vkey}\n", encoding="utf-8")
             for number, (size, note) in enumerate(cosigned, start=1):
@@ -150,10 +156,11 @@ def _is_comparable(size: int, disposal: Disposal) -> bool:
     return size >= disposal.below or size % TILE_WIDTH == 0
 
 
-def _write_tiles(store: AuditStore, root: Path, size: int) -> Disposal:
+def _write_tiles(store: AuditStore, root: Path, size: int, progress: Callable[[int, int], None]) -> Disposal:
     """Write leaves and hashes; return how far entries were disposed of."""
     disposal = store.disposal()
     for number, start in enumerate(range(0, size, TILE_WIDTH)):
+        progress(start, size)
         end = min(start + TILE_WIDTH, size)
         leaves = store.leaves(start, end)
         if [leaf.index for leaf in leaves] != list(range(start, end)):

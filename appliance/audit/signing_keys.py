@@ -262,8 +262,6 @@ def _mldsa_signer(path: Path, name: str) -> MldsaSigner:
 def _create(path: Path, key: "Ed25519PrivateKey | MldsaPrivateKey") -> None:
     content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        # A crash here leaves a file that `load_signing_key` refuses; nothing was signed with it, so it can be
-        # deleted.
         create_private(path, content)
     except FileExistsError as error:
         raise AuditKeyError(

@@ -39,12 +39,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from html import escape
 from itertools import chain
 from operator import lt
 from pathlib import Path
-from typing import Any, NoReturn
+from time import monotonic
+from typing import Any, NoReturn, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
@@ -71,11 +72,14 @@ TIME_BYTES = 8
 TOLERANCE_MS = 300_000
 """Difference between clocks that is not reported."""
 LONGEST_NAME = 255
+SHOW_SECONDS = 0.5
+"""Time between two lines of progress."""
 SHOWN = 20
 """Problems and requests that are listed for a person; the rest is counted."""
 LISTED = 10_000
 """The same for a program."""
 
+_Thing = TypeVar("_Thing")
 _ROTATION = b'"signer.rotated"'
 _KEY_ID = re.compile(r"[a-z2-7]{8}")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -1219,7 +1223,8 @@ def verify_export(
 def check_entries(directory: Path, report: Report, before: Remembered, head: Head) -> Tiles:
     """Check the entries that are newer than those verified before, and that both have the signed root."""
     entries, tiles = EntryCheck(report), Tiles(directory, report, before)
-    for number in range(before.size // TILE_WIDTH, -(-head.size // TILE_WIDTH)):
+    bundles = range(before.size // TILE_WIDTH, -(-head.size // TILE_WIDTH))
+    for number in _watched(bundles, len(bundles), "bundles of entries"):
         start, leaves = number * TILE_WIDTH, split_bundle(directory, number, head.size)
         new = max(0, before.size - start)
         if new < len(leaves):
@@ -1621,6 +1626,30 @@ def _held(note: bytes, keys: Sequence[Key]) -> Head:
     return verify_note(note, signed or keys)
 
 
+def _watched(
+    things: Iterable[_Thing], total: int, name: str, size_of: Callable[[_Thing], int] = lambda _: 1
+) -> Iterator[_Thing]:
+    """Yield what is passed; a terminal on standard error shows how much of it was, and the time left."""
+    if not sys.stderr.isatty():
+        yield from things
+        return
+    began = shown = monotonic()
+    done = 0
+    try:
+        for each in things:
+            yield each
+            done += size_of(each)
+            now = monotonic()
+            if now - shown >= SHOW_SECONDS:
+                shown, left = now, (now - began) * max(0, total - done) / max(1, done)
+                sys.stderr.write(f"\r\x1b[K{done} of {total} {name}, {left:.0f} s left")
+                sys.stderr.flush()
+    finally:
+        if shown != began:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -1776,7 +1805,9 @@ def check_payloads(
         "SELECT payloads.*, erased_requests.entry FROM due JOIN payloads USING (entry)"
         " LEFT JOIN erased_requests USING (tenant, request) ORDER BY due.entry"
     )
-    for index, request, part, tenant, intent, digest, commitment, before, named_at in rows:
+    (due,) = database.execute("SELECT COUNT(*) FROM due").fetchone()
+    for row in _watched(rows, due, "payloads"):
+        index, request, part, tenant, intent, digest, commitment, before, named_at = row
         ranges = payloads.erased_ranges.get(tenant, [])
         place = request, intent, index
         _count(payloads, before, -1)
@@ -2451,7 +2482,8 @@ def verify_stream(path: Path, keys: Keys, held: Head | None = None) -> StreamRep
         scratch.executescript(_SCRATCH)
         scratch.execute("BEGIN")
         with path.open("rb") as file:
-            while line := file.readline(MAX_LINE_BYTES):
+            lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
+            for line in _watched(lines, path.stat().st_size, "bytes", size_of=len):
                 _see_line(report, scratch, line)
         _prove(report, scratch, given, held)
     except OSError as error:

@@ -1,5 +1,5 @@
 """
-The `appliance` command: reports deliberate errors as one line and exit code 1.
+The `appliance` command: reports each deliberate error as one line, with exit code 1.
 
 A command's module is imported when the command is called: importing all of them takes seconds.
 """
@@ -71,7 +71,19 @@ class _Commands(UserDict[str, Any]):
             group = get_group(import_module(found).commands)
             found = self[name] = group.commands.get(name, group)
             found.name = name
+            _add_examples(f"appliance {name}", found)
         return found
+
+
+def _add_examples(path: str, command: Any) -> None:  # noqa: ANN401 - typer's command or group
+    """Show the command's examples, or those of a group's commands, at the end of their help."""
+    from appliance.cli.examples import EXAMPLES  # noqa: PLC0415 - for a command's own help only
+
+    for name, child in getattr(command, "commands", {}).items():
+        _add_examples(f"{path} {name}", child)
+    if not hasattr(command, "commands"):
+        mine = [line for line in EXAMPLES if f"{line} ".startswith(f"{path} ")]
+        command.epilog = "\n\n".join(["Examples:" if len(mine) > 1 else "Example:", *mine])
 
 
 class _Lazy(TyperGroup):
@@ -81,12 +93,19 @@ class _Lazy(TyperGroup):
         self.commands = _Commands({name: f"appliance.{module}" for name, (module, _, _) in COMMANDS.items()})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's
-        """List the commands by the table: nothing is imported for it."""
+        self._list_by_table()
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - typer's
+        self._list_by_table()
+        return super().shell_complete(ctx, incomplete)
+
+    def _list_by_table(self) -> None:
+        """Replace the commands by their names and help: nothing is imported to list them."""
         self.commands = {
             name: TyperCommand(name, help=text, rich_help_panel=panel)
             for name, (_, panel, text) in COMMANDS.items()
         }
-        super().format_help(ctx, formatter)
 
 
 cli = typer.Typer(name="appliance", cls=_Lazy, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -114,5 +133,6 @@ def main() -> None:
     try:
         cli()
     except ApplianceError as error:
-        typer.echo(f"appliance: {error}", err=True)
+        for line in str(error).splitlines():  # settings have one for each problem
+            typer.echo(f"appliance: {line}", err=True)
         sys.exit(1)

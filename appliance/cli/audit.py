@@ -19,8 +19,8 @@ import typer
 
 from appliance.audit import verify as verifier
 from appliance.audit.content.payloads import SqlPayloadStore, export_payloads
-from appliance.audit.entry_types import EntryType
 from appliance.audit.export import export_log, export_receipt
+from appliance.audit.lookup import entries_of, index_of
 from appliance.audit.signing_keys import (
     encode_keys,
     keep_public_keys,
@@ -28,7 +28,6 @@ from appliance.audit.signing_keys import (
     load_public_keys,
     load_signing_key,
 )
-from appliance.audit.store import SqlAuditStore
 from appliance.cli.audit_maintenance import COMMANDS as MAINTENANCE_COMMANDS
 from appliance.cli.common.audit_log import (
     PAGE,
@@ -39,6 +38,7 @@ from appliance.cli.common.audit_log import (
     open_store,
 )
 from appliance.cli.common.options import ConfigOption, DataOption, JsonOption, settings_from
+from appliance.cli.common.progress import progress_bar
 from appliance.cli.dispose import dispose
 from appliance.cli.erase import COMMANDS as CONTENT_COMMANDS
 from appliance.cli.timestamp import commands as timestamp_commands
@@ -83,7 +83,8 @@ def verify(
     with open_store(settings) as store, tempfile.TemporaryDirectory() as scratch:
         export = Path(scratch) / "log"
         vkey = _vkey(settings)
-        exported = export_log(store, export, vkey=vkey)
+        with progress_bar("entries read") as progress:
+            exported = export_log(store, export, vkey=vkey, progress=progress)
         if payloads:
             _add_payloads(settings, export)
         unsigned = store.head().size - exported
@@ -148,24 +149,12 @@ def receipt(
 ) -> None:
     """Print the receipt of one entry (a .tlog-proof), which can be verified offline with the entry."""
     with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
-        index = _index_of(reader.store, entry)
+        index = index_of(reader.store, entry)
         content, proof = export_receipt(reader.store, index)
         reader.record("receipt", index, index + 1)
     if leaf is not None:
         leaf.write_bytes(content)
     typer.echo(proof, nl=False)
-
-
-def _index_of(store: SqlAuditStore, entry: str) -> int:
-    """As the client's header names an entry: by index, or by request until it has one."""
-    if entry.isascii() and entry.isdecimal():
-        return int(entry)
-    for leaf in store.leaf_by_request(entry):
-        if leaf.type == EntryType.REQUEST_INTENT:
-            return leaf.index
-    if any(leaf.request_id == entry for leaf in store.accepted_leaves()):
-        raise ConfigurationError(f"the entry of request {entry} waits to be integrated: try again in seconds")
-    raise ConfigurationError(f"the log has no request {entry}")
 
 
 @commands.command()
@@ -179,11 +168,7 @@ def show(
 ) -> None:
     """Print one entry."""
     with open_reader(settings_from(config, data), url, purpose, unrecorded=unrecorded) as reader:
-        found = reader.store.leaves(index, index + 1)
-        if not found and index < reader.store.disposal().below:
-            raise ConfigurationError(f"entry {index} was disposed of")
-        if not found:
-            raise ConfigurationError(f"the log has no entry {index}")
+        found = entries_of(reader.store, str(index))
         reader.record("show", index, index + 1)
     typer.echo(json.dumps(json.loads(found[0].leaf), indent=2, ensure_ascii=False))
 
@@ -203,7 +188,8 @@ def export(
     if directory.exists():
         raise ConfigurationError(f"{directory} exists already; export into a new directory")
     with open_reader(settings, url, purpose, unrecorded=unrecorded) as reader, _beside(directory) as hidden:
-        size = export_log(reader.store, hidden, vkey=_vkey(settings))
+        with progress_bar("entries") as progress:
+            size = export_log(reader.store, hidden, vkey=_vkey(settings), progress=progress)
         if payloads:
             _add_payloads(settings, hidden)
         shutil.copyfile(verifier.__file__, hidden / VERIFIER)
@@ -226,8 +212,11 @@ def key(config: ConfigOption = None, data: DataOption = None) -> None:
 
 def _add_payloads(settings: Settings, export: Path) -> None:
     """Add stored content, still encrypted, to an export."""
-    with closing(SqlPayloadStore(locate(settings).database_url)) as payloads:
-        export_payloads(payloads, export)
+    with (
+        closing(SqlPayloadStore(locate(settings).database_url)) as payloads,
+        progress_bar("payloads") as progress,
+    ):
+        export_payloads(payloads, export, progress)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """`appliance audit upgrade-database | grants | migrate | rotate-key`: database and keys of the audit log."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from appliance.audit.sealed import SealedHead
 from appliance.audit.store import SqlAuditStore
 from appliance.cli.common.audit_log import has_log
 from appliance.cli.common.options import ConfigOption, DataOption, key_location, settings_from, wall_clock
+from appliance.cli.common.progress import progress_bar
 from appliance.errors import ConfigurationError
 from appliance.gateway.batch.tables import metadata as batch_tables
 from appliance.gateway.cost.store import metadata as cost_tables
@@ -81,17 +82,6 @@ def migrate(
         )
     done = "set audit.database_url to the new database and start the gateways"
     typer.echo(f"copied {head.size} entries; {done}")
-
-
-@contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    with typer.progressbar(length=1, label=label) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.length = max(total, 1)
-            bar.update(done - bar.pos)
-
-        yield progress
 
 
 def rotate_key(

@@ -20,6 +20,7 @@ from appliance.audit.signing_keys import create_signing_key, load_keys
 from appliance.cli.bundle_load import COMMANDS as LOAD_COMMANDS
 from appliance.cli.bundle_load import BaseOption, SourceArgument, TrustedOption, trusted_keys
 from appliance.cli.common.options import ConfigOption, DataOption, key_location, settings_from, wall_clock
+from appliance.cli.common.progress import progress_bar
 from appliance.errors import ConfigurationError
 from appliance.infra.key_location import mldsa_path
 from appliance.sovereignty.bundle.build import Stamp, build_bundle, join_difference, make_difference
@@ -97,13 +98,15 @@ def build(
         signer=load_keys(location, mldsa_path(location), key_name),
     )
     helm = shutil.which("helm")
-    manifest = build_bundle(
-        load_recipe(recipe),
-        recipe.absolute().parent,
-        directory,
-        stamp,
-        None if helm is None else partial(_render, helm),
-    )
+    with progress_bar("reading", in_bytes=True) as count:
+        manifest = build_bundle(
+            load_recipe(recipe),
+            recipe.absolute().parent,
+            directory,
+            stamp,
+            None if helm is None else partial(_render, helm),
+            count,
+        )
     typer.echo(f"{_title(manifest)} in {directory}: {len(manifest.files)} files, {manifest.size} bytes")
     typer.echo(manifest.digest)
 
@@ -115,7 +118,8 @@ def diff(
     directory: DirectoryArgument,
 ) -> None:
     """Create a difference: a bundle without the blobs of an older one; needs no key."""
-    difference = make_difference(_unsigned(older), _unsigned(newer), directory)
+    with progress_bar("writing", in_bytes=True) as count:
+        difference = make_difference(_unsigned(older), _unsigned(newer), directory, count)
     typer.echo(
         f"{directory}: {len(difference.manifest.files)} files without {len(difference.omitted())} that "
         f"{older} has, {sum(file.size for file in difference.omitted())} bytes saved"
@@ -132,7 +136,8 @@ def split_bundle(
 ) -> None:
     """Split a bundle into parts for a transport medium; `cat bundle.tar.*` joins them to one tar file."""
     bundle = _unsigned(source)
-    index = split(bundle.head, bundle.contents, directory, part_bytes)
+    with progress_bar("writing", in_bytes=True) as count:
+        index = split(bundle.head, bundle.contents, directory, part_bytes, count)
     typer.echo(f"{directory}: {len(index.parts)} parts, {sum(part.size for part in index.parts)} bytes")
 
 
@@ -148,8 +153,9 @@ def join(
     """Join parts, or a difference and its base, to one directory; everything is verified."""
     keys = trusted_keys(settings_from(config, data), trusted)
     bundle = open_bundle(source, trusted=keys, now=wall_clock(), base=base)
-    verify_bundle(bundle)
-    join_difference(bundle, directory)
+    with progress_bar("verifying, then writing", in_bytes=True) as count:
+        verify_bundle(bundle, count=count)
+        join_difference(bundle, directory, count)
     typer.echo(f"{_title(bundle.manifest)}, complete, in {directory}")
 
 

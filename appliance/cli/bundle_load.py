@@ -14,6 +14,7 @@ from appliance.audit.append import append_entry
 from appliance.audit.entry_types import EntryType
 from appliance.cli.common.audit_log import has_log, open_store
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.progress import progress_bar
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
@@ -49,7 +50,8 @@ def verify(
 ) -> None:
     """Verify every byte of a bundle against the signature of a trusted key; writes nothing."""
     bundle = _open(settings_from(config, data), source, trusted, base)
-    verify_bundle(bundle, _say)
+    with progress_bar("verifying", in_bytes=True) as count:
+        verify_bundle(bundle, _say, count)
     typer.echo(
         f"{bundle.manifest.name} {bundle.manifest.version} is complete and signed by {bundle.signer}: "
         f"{len(bundle.manifest.items)} items, {bundle.manifest.size} bytes"
@@ -110,7 +112,8 @@ def load(
         engine=None if engine is None else Engine(command=shlex.split(engine), machine=platform.machine()),
         registry=None if registry is None else _registry(registry, registry_credentials, registry_ca),
     )
-    changed = load_bundle(bundle, targets, _home(settings), partial(_record, settings), _say)
+    with progress_bar("verifying, then writing", in_bytes=True) as count:
+        changed = load_bundle(bundle, targets, _home(settings), partial(_record, settings), _say, count)
     title = f"{bundle.manifest.name} {bundle.manifest.version}"
     typer.echo(f"{title} is loaded" if changed else f"{title} is already loaded; nothing changed")
 
@@ -123,7 +126,9 @@ def copy(
     data: DataOption = None,
 ) -> None:
     """Place weights that are in no bundle as `load` does, without a signature; run it again to resume."""
-    changed = copy_model(directory, name, models, _home(settings_from(config, data)), _say)
+    home = _home(settings_from(config, data))
+    with progress_bar("reading, then writing", in_bytes=True) as count:
+        changed = copy_model(directory, name, models, home, _say, count)
     typer.echo(f"{name} is copied" if changed else f"{name} is already copied; nothing changed")
 
 

@@ -4,7 +4,6 @@
 The report names tenants and holds no content.  Reading it is not recorded in the audit log.
 """
 
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +18,11 @@ from appliance.cli.common.audit_log import has_log
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
 from appliance.errors import ConfigurationError
 from appliance.gateway.cost.prices import JOULES_PER_KWH, SECONDS_PER_HOUR
+from appliance.gateway.cost.reader import UsageQuery, read_usage
 from appliance.gateway.cost.report import CostReport
 from appliance.gateway.cost.report_page import render_page
-from appliance.gateway.cost.rows import begin_of, parse_day
+from appliance.gateway.cost.rows import parse_day
 from appliance.gateway.cost.sheet import IDLE, TOTAL, UNATTRIBUTED, render_sheet
-from appliance.gateway.cost.store import CostStore
-from appliance.gateway.cost.summary import make_report
 from appliance.infra.data_directory import locate
 from appliance.infra.settings import Settings
 
@@ -80,9 +78,15 @@ def read_report(settings: Settings, first: str | None, end: str | None, now: flo
     if not has_log(settings):
         message = f"there is no database in {installation.directory}: name its directory with --data"
         raise ConfigurationError(message)
-    with closing(CostStore(installation.database_url)) as store:
-        recorded = store.read(begin_of(first_day, zone), begin_of(end_day, zone))
-    return make_report(recorded, first=first_day, end=end_day, settings=settings.cost, zone=zone, now=now)
+    query = UsageQuery(
+        database_url=installation.database_url,
+        first=first_day,
+        end=end_day,
+        time_zone=settings.limits.time_zone,
+        settings=settings.cost,
+        now=now,
+    )
+    return read_usage(query).report
 
 
 def _show(made: CostReport) -> None:

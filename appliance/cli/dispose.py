@@ -18,9 +18,9 @@ from appliance.audit.disposal.disposing import Disposing
 from appliance.audit.disposal.plan import Plan
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.stored import Disposal
-from appliance.cli.audit_maintenance import progress_bar
 from appliance.cli.common.audit_log import has_log
 from appliance.cli.common.options import ConfigOption, DataOption, settings_from, wall_clock
+from appliance.cli.common.progress import progress_bar
 from appliance.errors import AuditUnavailableError, ConfigurationError
 from appliance.gateway.batch.store import SqlBatchStore
 from appliance.infra.data_directory import locate

@@ -17,13 +17,14 @@ from appliance.cli.common.options import (
     settings_from,
     wall_clock,
 )
-from appliance.cli.register import change_roster, parse_expiry, parse_names, read_roster
+from appliance.cli.register import change_roster, parse_expiry, parse_limit_words, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import Installation, locate
 from appliance.infra.files import write_private
-from appliance.tenancy import KEY_BYTES, KEY_FORMAT, AdminScope, ApiKey, Tenant, make_key
+from appliance.tenancy import KEY_BYTES, KEY_FORMAT, AdminScope, Caller, make_key
+from appliance.tenancy.directory import callers_of
 from appliance.tenancy.edits import add_key, revoke_key, rotate_key
-from appliance.tenancy.file import parse_scopes
+from appliance.tenancy.file import parse_key_limits, parse_manage_keys, parse_scopes
 from appliance.tenancy.roster import find_tenant
 
 REASON_CHARACTERS = 200
@@ -41,6 +42,16 @@ def create(
     models: Annotated[
         str | None, typer.Option(help="Restrict it to these of its tenant's models: a,b.")
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="requests_per_minute=60 or MODEL:tokens_per_day=10000; repeatable."),
+    ] = None,
+    manage_keys: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool,
+        typer.Option(
+            "--manage-keys", help="Let it make further keys of the tenant, with no more than it has."
+        ),
+    ] = False,
     expires: ExpiresOption = None,
     admin: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--admin", help="For the admin API only.")
@@ -59,6 +70,8 @@ def create(
         admin=admin,
         scopes=parse_scopes("--scope", scope or None, admin=admin),
         models=None if models is None else tuple(parse_names(models)),
+        limits=parse_key_limits("--limit", parse_limit_words(limit or []), admin=admin),
+        manage_keys=parse_manage_keys("--manage-keys", manage_keys, admin=admin),
         created_at=now,
         expires_at=parse_expiry(expires, now),
     )
@@ -123,12 +136,12 @@ def list_keys(
     named = [
         {
             "tenant": each.name,
-            "key_id": key.key_id,
-            "permissions": _permissions(each, key),
-            "state": show_state(key, now),
+            "key_id": key_id,
+            "permissions": _permissions(caller),
+            "state": show_state(caller, now),
         }
         for each in (tenants if tenant is None else (find_tenant(tenants, tenant),))
-        for key in each.keys
+        for key_id, caller in callers_of(each).items()
     ]
     if as_json:
         print_json(named)
@@ -137,16 +150,20 @@ def list_keys(
         typer.echo("\t".join(line.values()))
 
 
-def show_state(key: ApiKey, now: float) -> str:
+def show_state(caller: Caller, now: float) -> str:
+    key = caller.key
     if key.revoked_at is not None:
         return f"revoked {_day(key.revoked_at)}"
+    if key.is_valid_at(now) and not caller.has_maker_at(now):
+        return "ended with its maker"
     if key.expires_at is None:
         return "in force"
     word = "rotated, until" if key.rotated_at is not None else "until"
     return f"{word if key.is_valid_at(now) else 'expired'} {_day(key.expires_at)}"
 
 
-def _permissions(tenant: Tenant, key: ApiKey) -> str:
+def _permissions(caller: Caller) -> str:
+    tenant, key = caller.tenant, caller.key
     if key.admin:
         return "admin" if key.scopes is None else f"admin: {', '.join(sorted(key.scopes))}"
     return ", ".join(tenant.models if key.models is None else key.models) or "no model"

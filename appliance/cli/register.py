@@ -18,6 +18,7 @@ from appliance.cli.common.duration import SECONDS_IN, parse_duration
 from appliance.cli.common.options import wall_clock
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.control.tenants.sealing import SealingPlan, read_plan
+from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.os_account import account_name
 from appliance.infra.settings import Settings
@@ -25,6 +26,8 @@ from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.roster_mac import RosterMac
 from appliance.tenancy.store import SqlTenantStore
+
+NO_LIMIT = "none"
 
 
 def read_roster(settings: Settings) -> Roster:
@@ -64,6 +67,19 @@ def parse_expiry(text: str | None, now: float) -> int | None:
 
 def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_limit_words(words: list[str]) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    for word in words:
+        left, _, value = word.rpartition("=")
+        model, _, name = left.rpartition(":")
+        if not name or (value != NO_LIMIT and not (value.isascii() and value.isdigit())):
+            message = f"--limit {word}: write requests_per_minute=60, or MODEL:requests_per_minute=none"
+            raise ConfigurationError(message)
+        bounds = limits.setdefault("by_model", {}).setdefault(model, {}) if model else limits
+        bounds[name] = None if value == NO_LIMIT else int(value)
+    return limits
 
 
 @contextmanager

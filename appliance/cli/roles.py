@@ -19,6 +19,10 @@ AdminPortOption = Annotated[
 ]
 ModelOption = Annotated[Path | None, typer.Option("--model", help="Directory of the target's weights.")]
 DraftOption = Annotated[Path | None, typer.Option("--draft", help="Directory of the draft's weights.")]
+LogOption = Annotated[
+    str | None,
+    typer.Option("--log", help="Write the log to standard error, as json or console."),
+]
 NoDraftOption = Annotated[bool, typer.Option("--no-draft", help="Serve the target model alone.")]
 
 
@@ -32,11 +36,12 @@ def up(
     model: ModelOption = None,
     draft: DraftOption = None,
     no_draft: NoDraftOption = False,  # noqa: FBT002 - a flag of the command line
+    log: LogOption = None,
 ) -> None:
     """Run gateway, control and one worker on this machine."""
     worker = _worker_overrides(model, draft, no_draft=no_draft)
     api = {"host": host, "port": port, "admin_port": admin_port}
-    read = partial(settings_from, config, data, api=api, worker=worker)
+    read = partial(settings_from, config, data, api=api, worker=worker, log={"format": log})
     run_roles(read, frozenset({Role.GATEWAY, Role.WORKER}))
 
 
@@ -47,10 +52,11 @@ def gateway(
     host: HostOption = None,
     port: PortOption = None,
     admin_port: AdminPortOption = None,
+    log: LogOption = None,
 ) -> None:
     """Run the gateway in front of the workers in `pool.urls`."""
     api = {"host": host, "port": port, "admin_port": admin_port}
-    read = partial(settings_from, config, data, api=api)
+    read = partial(settings_from, config, data, api=api, log={"format": log})
     run_roles(read, frozenset({Role.GATEWAY}))
 
 
@@ -63,10 +69,12 @@ def worker(
     model: ModelOption = None,
     draft: DraftOption = None,
     no_draft: NoDraftOption = False,  # noqa: FBT002 - a flag of the command line
+    log: LogOption = None,
 ) -> None:
     """Run one vLLM worker and restart it if it fails."""
     overrides = _worker_overrides(model, draft, no_draft=no_draft)
-    read = partial(settings_from, config, data, worker={**overrides, "host": host, "port": port})
+    own = {**overrides, "host": host, "port": port}
+    read = partial(settings_from, config, data, worker=own, log={"format": log})
     run_roles(read, frozenset({Role.WORKER}))
 
 

@@ -110,7 +110,7 @@ ROWS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
 def _offenders(offenders: list[dict[str, Any]]) -> Table:
     table = Table(title="Traffic that wastes most drafts", title_justify="left", header_style="bold")
     for name in ("tenant", "model", "template", "context", "acceptance length", "wasted tokens"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for row in offenders:
         names = (Text(row[name]) for name in ("tenant", "model", "template", "context"))
         table.add_row(*names, f"{row['acceptance_length']:.2f}", str(row["wasted_draft_tokens"]))
@@ -119,12 +119,14 @@ def _offenders(offenders: list[dict[str, Any]]) -> Table:
 
 def _events(events: list[dict[str, Any]]) -> Table:
     table = Table(title="Newest changes", title_justify="left", header_style="bold")
-    for name in ("time", "worker", "mode", "reason", "draft tokens", "acceptance length"):
-        table.add_column(name)
+    table.add_column("time, UTC", no_wrap=True)
+    for name in ("worker", "mode", "reason", "draft tokens", "acceptance length"):
+        table.add_column(name, overflow="fold")
     for event in events[-EVENTS:]:
         length = event["acceptance_length"]
         table.add_row(
-            *(Text(event[name]) for name in ("time", "worker", "mode", "reason")),
+            Text(event["time"][5:19].replace("T", " ")),
+            *(Text(event[name]) for name in ("worker", "mode", "reason")),
             Text(", ".join(event["table"]) or "-"),
             "-" if length is None else f"{length:.2f}",
         )

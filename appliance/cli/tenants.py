@@ -16,17 +16,17 @@ from appliance.cli.common.options import (
     wall_clock,
 )
 from appliance.cli.keys import show_state
-from appliance.cli.register import change_roster, open_sealing, parse_names, read_roster
+from appliance.cli.register import change_roster, open_sealing, parse_limit_words, parse_names, read_roster
 from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.files import write_private
 from appliance.tenancy import Tenant, encode_tenants, parse_tenants
+from appliance.tenancy.directory import callers_of
 from appliance.tenancy.edits import change_tenant, create_tenant, delete_tenant, import_tenants, merge_patch
 from appliance.tenancy.file import describe_key, encode_policy
 from appliance.tenancy.roster import find_tenant
 
 STANDARD_STREAM = Path("-")
-NO_LIMIT = "none"
 
 commands = typer.Typer(help="Manage tenants: models, priority, limits, permissions.", no_args_is_help=True)
 NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
@@ -148,8 +148,13 @@ def show(
 
 def _described(tenant: Tenant, now: float) -> dict[str, Any]:
     keys = [
-        {"key_id": key.key_id, "admin": key.admin, "state": show_state(key, now), **describe_key(key)}
-        for key in tenant.keys
+        {
+            "key_id": key_id,
+            "admin": caller.key.admin,
+            "state": show_state(caller, now),
+            **describe_key(caller.key),
+        }
+        for key_id, caller in callers_of(tenant).items()
     ]
     return {"name": tenant.name, **encode_policy(tenant), "keys": keys}
 
@@ -202,9 +207,9 @@ def seal(
     with open_sealing(settings) as (plan, apply):
         for tenant in plan.before.tenants:
             typer.echo(f"tenant {tenant.name}: models {', '.join(tenant.models) or 'none'}")
-            for key in tenant.keys:
-                purpose = "admin key" if key.admin else "key"
-                typer.echo(f"  {purpose} {key.key_id}: {show_state(key, now)}")
+            for key_id, caller in callers_of(tenant).items():
+                purpose = "admin key" if caller.key.admin else "key"
+                typer.echo(f"  {purpose} {key_id}: {show_state(caller, now)}")
         if not (mac_key := locate(settings).tenants_mac_key).exists():
             typer.echo(f"{mac_key} does not exist: a new key is made, which every gateway then needs")
         for finding in plan.findings:
@@ -246,22 +251,9 @@ def _members(
         "content": content,
         "priority": priority,
         "may": None if may is None else parse_names(may),
-        "limits": _limits(limits) if limits else None,
+        "limits": parse_limit_words(limits) if limits else None,
     }
     return {member: value for member, value in named.items() if value is not None}
-
-
-def _limits(words: list[str]) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    for word in words:
-        left, _, value = word.rpartition("=")
-        model, _, name = left.rpartition(":")
-        if not name or (value != NO_LIMIT and not (value.isascii() and value.isdigit())):
-            message = f"--limit {word}: write requests_per_minute=60, or MODEL:requests_per_minute=none"
-            raise ConfigurationError(message)
-        bounds = limits.setdefault("by_model", {}).setdefault(model, {}) if model else limits
-        bounds[name] = None if value == NO_LIMIT else int(value)
-    return limits
 
 
 def _read(file: Path) -> str:

@@ -10,7 +10,7 @@ import typer
 import appliance
 from appliance.errors import ConfigurationError
 from appliance.serving.launch import MIDDLEWARE
-from appliance.serving.worker_protocol import OPEN_ROUTES, TOKEN_FILE
+from appliance.serving.worker_protocol import CONTROL_ADDRESS, OPEN_ROUTES, TOKEN_FILE
 
 DISTRIBUTION = "sovereign-appliance"
 PLUGINS = "vllm.general_plugins"
@@ -34,6 +34,7 @@ def worker_kit(
         f"the worker kit is in {directory}; the vLLM container needs\n"
         f"  PYTHONPATH={directory.absolute()}\n"
         f"  {TOKEN_FILE}=FILE  (the control token of the gateways that control it)\n"
+        f"  {CONTROL_ADDRESS}=0.0.0.0:PORT  (vLLM's own port plus 1, or pool.control_port)\n"
         f"  {OPEN_ROUTES}=1\n"
         f"  --middleware {MIDDLEWARE}\n"
         "and, if it sets VLLM_PLUGINS, the name `appliance` in it"

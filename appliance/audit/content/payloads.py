@@ -12,7 +12,7 @@ showing content leave it out.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,11 @@ class SqlPayloadStore(SqlStore):
         with self._reading() as connection:
             row = connection.execute(query).one_or_none()
         return _payload(row) if row is not None else None
+
+    def count(self) -> int:
+        """Return the number of payloads that `all` yields."""
+        with self._reading() as connection:
+            return connection.scalar(select(func.count()).select_from(audit_payloads).where(_IS_LOGGED)) or 0
 
     def all(self) -> Iterator[Payload]:
         """Yield all but samples, by request; each in a transaction of its own."""
@@ -333,20 +338,26 @@ def _payload(row: Any) -> Payload:  # noqa: ANN401 - a row of the table
     )
 
 
-def export_payloads(store: SqlPayloadStore, directory: Path) -> int:
+def export_payloads(
+    store: SqlPayloadStore,
+    directory: Path,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> int:
     """
     Add kept content, still encrypted, to an export as `payloads/<request id>.<part>`; return its number.
 
     Call it after the log was exported: content is durable before the leaves that name it.  Raises
-    AuditUnavailableError if content cannot be read, ConfigurationError if it cannot be written.
+    AuditUnavailableError if content cannot be read, ConfigurationError if it cannot be written.  `progress`
+    is called with the payloads written and their total.
     """
-    count = 0
+    count, total = 0, store.count()
     try:
         for payload in store.all():
             folder = directory / "payloads"
             folder.mkdir(exist_ok=True)
             (folder / f"{payload.request_id}.{payload.part}").write_bytes(payload.sealed.blob)
             count += 1
+            progress(count, max(count, total))  # requests go on meanwhile
     except OSError as error:
         raise ConfigurationError(f"cannot write the export {directory}: {error.strerror}") from error
     return count

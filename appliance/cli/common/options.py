@@ -10,10 +10,29 @@ import typer
 
 from appliance.errors import ConfigurationError
 from appliance.infra.key_location import KeyLocation, parse_key_location
-from appliance.infra.settings import CONFIG_VARIABLE, Settings, load_settings
+from appliance.infra.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, Settings, load_settings
+
+
+def _or_default(config: Path | None) -> Path | None:
+    if config is None:
+        try:
+            DEFAULT_CONFIG.lstat()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            pass  # whatever is there, reading it says why it cannot be read: never run on defaults instead
+        return DEFAULT_CONFIG
+    return config
+
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", envvar=CONFIG_VARIABLE, help="Settings file (YAML).")
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar=CONFIG_VARIABLE,
+        callback=_or_default,
+        help=f"Settings file (YAML); default: {DEFAULT_CONFIG}, if it exists.",
+    ),
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -7,7 +7,7 @@ from itertools import combinations
 from appliance.api.http.server import bind
 from appliance.cli.preflight.check import Check, Inquiry, Subject, family
 from appliance.errors import ConfigurationError
-from appliance.infra.settings import ApiSettings, process_environment
+from appliance.infra.settings import ApiSettings, control_port_of, process_environment
 from appliance.sovereignty.egress.judge import EgressJudgement, EgressVerdict, judge
 from appliance.sovereignty.egress.plan import plan_egress
 from appliance.sovereignty.egress.probing import run_probes
@@ -19,7 +19,7 @@ OUTSIDE = Subject("egress.outside", "Egress")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPort:
     what: str
-    """`gateway`, `admin listener` or `worker`."""
+    """`gateway`, `admin listener`, `worker` or `control listener`."""
     host: str
     port: int
     problem: str | None
@@ -34,7 +34,12 @@ def check_ports(inquiry: Inquiry) -> Iterable[Check]:
         ports.append(try_port("gateway", settings.api.host, settings.api.port))
         ports.append(try_port("admin listener", settings.api.admin_host, settings.api.admin_port))
     if inquiry.worker:
-        ports.append(try_port("worker", settings.worker.host, settings.worker.port))
+        worker = settings.worker
+        ports.append(try_port("worker", worker.host, worker.port))
+        if worker.port or worker.control_port:
+            ports.append(
+                try_port("control listener", worker.host, control_port_of(worker.control_port, worker.port))
+            )
     yield judge_ports(ports)
 
 

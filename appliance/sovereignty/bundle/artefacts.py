@@ -8,7 +8,7 @@ difference to a version with one changed file is that file.
 import hashlib
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,8 +36,12 @@ from appliance.sovereignty.bundle.oci import (
 class BlobStore:
     """A directory of blobs, each named by its hash and stored once."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(
+        self, place: Path, counted: Callable[[Iterable[bytes]], Iterable[bytes]] = lambda chunks: chunks
+    ) -> None:
+        """All bytes that are added pass through `counted`."""
         self._place = place
+        self._counted = counted
         self._files: dict[str, BundleFile] = {}
         (place / BLOBS).mkdir(parents=True)
 
@@ -59,7 +63,7 @@ class BlobStore:
         digest, size = hashlib.sha256(), 0
         try:
             with partial.open("wb") as file:
-                for chunk in chunks:
+                for chunk in self._counted(chunks):
                     digest.update(chunk)
                     size += len(chunk)
                     file.write(chunk)

@@ -5,7 +5,7 @@ The output depends only on the recipe, the files it names, the given time and th
 same input are identical to the byte.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from appliance.audit.checkpoint import NoteSigner
 from appliance.errors import BundleRefusedError, ConfigurationError
+from appliance.infra.plain_words import what_is_expected
 from appliance.sovereignty.bundle.artefacts import BlobStore, add_chart, add_files, files_below
 from appliance.sovereignty.bundle.bundle_verifier import Bundle, open_bundle
 from appliance.sovereignty.bundle.copying import copy_verified, making, write_durably
@@ -44,6 +45,7 @@ from appliance.sovereignty.bundle.recipe import (
 )
 from appliance.sovereignty.bundle.references import annotated_images, check_complete, check_listed, images_in
 from appliance.sovereignty.bundle.signature import BUNDLE
+from appliance.sovereignty.bundle.source import ByteCount, byte_counter, ignore_bytes
 
 ONE_VERSION = frozenset({ItemKind.MODEL, ItemKind.WHEELS, ItemKind.FILES})
 """Kinds whose directory in an installation has the item's name and not its version."""
@@ -63,7 +65,12 @@ class Stamp:
 
 
 def build_bundle(
-    recipe: BundleRecipe, root: Path, directory: Path, stamp: Stamp, render: Render | None
+    recipe: BundleRecipe,
+    root: Path,
+    directory: Path,
+    stamp: Stamp,
+    render: Render | None,
+    count: ByteCount = ignore_bytes,
 ) -> BundleManifest:
     """
     Build a bundle in a new directory; the recipe's paths start at `root`.
@@ -72,11 +79,27 @@ def build_bundle(
     an unusable input, BundleIncompleteError for an image that is named and absent, and BundleStorageError.
     """
     with making(directory) as place:
-        manifest = _Builder(recipe, root, BlobStore(place), render).build(stamp)
+        store = BlobStore(place, byte_counter(count, _input_bytes(recipe, root)))
+        manifest = _Builder(recipe, root, store, render).build(stamp)
         content = manifest.encode()
         write_durably(place / MANIFEST, content)
         write_durably(place / SIGNATURE, BUNDLE.sign(content, stamp.signer))
     return manifest
+
+
+def _input_bytes(recipe: BundleRecipe, root: Path) -> int:
+    """Size of all that a recipe names; what is missing is reported when it is read."""
+    entries = (*recipe.images, *recipe.charts, *recipe.models, *recipe.wheels, *recipe.files)
+    paths = [
+        *(image.archive for image in recipe.images),
+        *(chart.file for chart in recipe.charts),
+        *(model.directory for model in recipe.models),
+        *(path for files in (*recipe.wheels, *recipe.files) for path in files.files),
+        *(entry.sbom for entry in entries if entry.sbom is not None),
+    ]
+    found = (root / path for path in paths)
+    files = (each for path in found for each in (path.rglob("*") if path.is_dir() else (path,)))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 class _Builder:
@@ -175,7 +198,9 @@ class _Builder:
                 **more,
             )
         except ValidationError as error:
-            raise ConfigurationError(f"{kind} {name} is invalid: {error.errors()[0]['msg']}") from error
+            raise ConfigurationError(
+                f"{kind} {name} is invalid: {what_is_expected(error.errors()[0])}"
+            ) from error
         if item.label in self._items:
             raise ConfigurationError(f"the recipe names {item.label} twice")
         for other, _ in self._items.values():
@@ -194,7 +219,7 @@ class _Builder:
                 yield path.name, self._root / path
 
 
-def make_difference(older: Bundle, newer: Bundle, directory: Path) -> Bundle:
+def make_difference(older: Bundle, newer: Bundle, directory: Path, count: ByteCount = ignore_bytes) -> Bundle:
     """Write the newer bundle without the blobs of the older; raises BundleRefusedError if unrelated."""
     for bundle in (older, newer):
         if bundle.base is not None:
@@ -204,20 +229,23 @@ def make_difference(older: Bundle, newer: Bundle, directory: Path) -> Bundle:
     base = make_base(older.manifest, newer.manifest)
     omitted = set(base.omitted)
     present = [file for file in newer.manifest.files if f"sha256:{file.sha256}" not in omitted]
-    _write(newer, present, directory, {BASE: base.encode()})
+    _write(newer, present, directory, {BASE: base.encode()}, count)
     return open_bundle(directory, trusted=None, now=0)
 
 
-def join_difference(bundle: Bundle, directory: Path) -> None:
+def join_difference(bundle: Bundle, directory: Path, count: ByteCount = ignore_bytes) -> None:
     """Write a whole bundle from a difference and its base; raises as `make_difference` does."""
-    _write(bundle, bundle.manifest.files, directory, {})
+    _write(bundle, bundle.manifest.files, directory, {}, count)
 
 
-def _write(bundle: Bundle, files: Iterable[BundleFile], directory: Path, more: dict[str, bytes]) -> None:
+def _write(
+    bundle: Bundle, files: Sequence[BundleFile], directory: Path, more: dict[str, bytes], count: ByteCount
+) -> None:
+    counted = byte_counter(count, sum(file.size for file in files))
     with making(directory) as place:
         (place / BLOBS).mkdir(parents=True)
         for file in files:
-            copy_verified(bundle.chunks(file), file, place / file.path)
+            copy_verified(counted(bundle.chunks(file)), file, place / file.path)
         head = {MANIFEST: bundle.head.manifest, SIGNATURE: bundle.head.signature, **more}
         for name, content in head.items():
             write_durably(place / name, content)

@@ -28,7 +28,14 @@ from appliance.sovereignty.bundle.manifest import (
 )
 from appliance.sovereignty.bundle.parts import open_source
 from appliance.sovereignty.bundle.signature import BUNDLE, TrustedKey
-from appliance.sovereignty.bundle.source import BundleHead, Contents, read_chunks
+from appliance.sovereignty.bundle.source import (
+    BundleHead,
+    ByteCount,
+    Contents,
+    byte_counter,
+    ignore_bytes,
+    read_chunks,
+)
 from appliance.sovereignty.bundle.tree import ItemTree, read_trees
 
 LARGE_BYTES = 64 * 2**20
@@ -123,7 +130,11 @@ def open_bundle(
     )
 
 
-def verify_bundle(bundle: Bundle, progress: Progress = lambda _: None) -> tuple[ItemTree, ...]:
+def verify_bundle(
+    bundle: Bundle,
+    progress: Progress = lambda _: None,
+    count: ByteCount = ignore_bytes,
+) -> tuple[ItemTree, ...]:
     """
     Verify every byte of a bundle and return the trees of its items.
 
@@ -132,13 +143,14 @@ def verify_bundle(bundle: Bundle, progress: Progress = lambda _: None) -> tuple[
     """
     if bundle.base is not None and bundle.older is None:
         check_base(bundle.base, None)
+    counted = byte_counter(count, bundle.manifest.size)
     for file, chunks in bundle.contents.stream():
-        _verify_file(file, chunks, bundle.contents)
+        _verify_file(file, counted(chunks), bundle.contents)
         if file.size >= LARGE_BYTES:
             progress(f"verified {file.path} ({file.size} bytes)")
     for file in bundle.omitted():
         try:
-            _verify_file(file, bundle.chunks(file), bundle)
+            _verify_file(file, counted(bundle.chunks(file)), bundle)
         except BundleRefusedError as error:
             raise BundleIncompleteError(
                 f"the base lacks a blob that the difference omits: {error}"

@@ -39,6 +39,7 @@ from appliance.sovereignty.bundle.placing import (
     place_models,
     stage,
 )
+from appliance.sovereignty.bundle.source import ByteCount, byte_counter, ignore_bytes
 from appliance.sovereignty.bundle.tree import ItemTree
 
 
@@ -149,7 +150,12 @@ class Home:
 
 
 def load_bundle(
-    bundle: Bundle, targets: Targets, home: Home, record: RecordInstallation, progress: Progress
+    bundle: Bundle,
+    targets: Targets,
+    home: Home,
+    record: RecordInstallation,
+    progress: Progress,
+    count: ByteCount = ignore_bytes,
 ) -> bool:
     """
     Load a bundle; returns whether anything changed.
@@ -161,7 +167,7 @@ def load_bundle(
         installed = read_installed(home.installed)
         loaded = installed.find(bundle.manifest.name)
         check_order(loaded, bundle.manifest)
-        trees = verify_bundle(bundle, progress)
+        trees = verify_bundle(bundle, progress, count)
         placements = targets.placements(bundle.manifest, trees)
         clear_leftovers(placements)
         check_room(placements)
@@ -169,7 +175,7 @@ def load_bundle(
         if journal.resumed:
             progress("resuming an interrupted load")
         try:
-            changed = _bring_in(bundle, trees, placements, targets, progress) > 0 or journal.resumed
+            changed = _bring_in(bundle, trees, placements, targets, progress, count) > 0 or journal.resumed
             changed = changed or loaded is None or loaded.manifest != bundle.manifest.digest
             if changed and not journal.has(RECORDED):
                 record(bundle.manifest, bundle.signer)
@@ -187,7 +193,14 @@ def load_bundle(
     return changed
 
 
-def copy_model(directory: Path, name: str, models: Path, home: Home, progress: Progress) -> bool:
+def copy_model(
+    directory: Path,
+    name: str,
+    models: Path,
+    home: Home,
+    progress: Progress,
+    count: ByteCount = ignore_bytes,
+) -> bool:
     """
     Copy a directory of weights, without hidden files, next to the models of bundles.
 
@@ -198,8 +211,11 @@ def copy_model(directory: Path, name: str, models: Path, home: Home, progress: P
         raise ConfigurationError(f"{name!r} is not a name for a directory of models")
     sources: dict[str, Path] = {}
     files: dict[str, BundleFile] = {}
-    for inner, path in files_below(directory):
-        file = _described(path)
+    found = list(files_below(directory))
+    total = sum(path.stat().st_size for _, path in found)
+    counted = byte_counter(count, total)
+    for inner, path in found:
+        file = _described(counted(file_chunks(path)))
         files[inner], sources[file.sha256] = file, path
     if not files:
         raise ConfigurationError(f"{directory} has no files")
@@ -207,14 +223,15 @@ def copy_model(directory: Path, name: str, models: Path, home: Home, progress: P
     with _alone(home):
         clear_leftovers([placement])
         check_room([placement])
-        written = stage(placement, lambda file: file_chunks(sources[file.sha256]))
+        counted = byte_counter(count, total)
+        written = stage(placement, lambda file: counted(file_chunks(sources[file.sha256])))
         progress(f"{placement.final} is complete ({written} of {len(files)} files written)")
         return activate(placement) or written > 0
 
 
-def _described(path: Path) -> BundleFile:
+def _described(chunks: Iterator[bytes]) -> BundleFile:
     digest, size = hashlib.sha256(), 0
-    for chunk in file_chunks(path):
+    for chunk in chunks:
         digest.update(chunk)
         size += len(chunk)
     sha256 = digest.hexdigest()
@@ -227,11 +244,14 @@ def _bring_in(
     placements: Sequence[Placement],
     targets: Targets,
     progress: Progress,
+    count: ByteCount,
 ) -> int:
     """Returns the number of files written, images loaded and items pushed."""
     done = 0
+    total = sum(file.size for placement in placements for file in placement.files.values())
+    counted = byte_counter(count, total)
     for placement in placements:
-        written = stage(placement, bundle.chunks)
+        written = stage(placement, lambda file: counted(bundle.chunks(file)))
         done += written
         progress(f"{placement.final} is complete ({written} of {len(placement.files)} files written)")
     registry, engine = targets.registry, targets.engine

@@ -20,8 +20,11 @@ from appliance.sovereignty.bundle.manifest import BundleRecord, Count, Digest, H
 from appliance.sovereignty.bundle.source import (
     BundleHead,
     BundleSource,
+    ByteCount,
     Contents,
     DirectorySource,
+    byte_counter,
+    ignore_bytes,
     open_beneath,
     read_small,
 )
@@ -83,12 +86,20 @@ def open_source(path: Path) -> BundleSource:
     return ArchiveSource(SplitReader(str(path), [ArchivePart(path=path, size=size, sha256=None)]))
 
 
-def split(head: BundleHead, contents: Contents, directory: Path, part_bytes: int) -> PartsIndex:
+def split(
+    head: BundleHead,
+    contents: Contents,
+    directory: Path,
+    part_bytes: int,
+    count: ByteCount = ignore_bytes,
+) -> PartsIndex:
     """Write the parts, the same for the same input; raises ConfigurationError for more than 9,999."""
-    if stream_size(head, contents.files) > part_bytes * MOST_PARTS:
+    size = stream_size(head, contents.files)
+    if size > part_bytes * MOST_PARTS:
         raise ConfigurationError(f"more than {MOST_PARTS} parts: make each larger with --part-bytes")
     with making(directory) as place:
-        listed = list(_write_parts(place, frames(head, contents), part_bytes))
+        stream = byte_counter(count, size)(frames(head, contents))
+        listed = list(_write_parts(place, stream, part_bytes))
         digest = f"sha256:{hashlib.sha256(head.manifest).hexdigest()}"
         index = PartsIndex(manifest=digest, parts=tuple(listed))
         # The index is written last: without it the directory is not a set of parts.

@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from appliance.errors import ConfigurationError
+from appliance.infra.plain_words import what_is_expected
 from appliance.sovereignty.bundle.manifest import Name, Reference, Text, Version
 
 
@@ -75,4 +76,4 @@ def load_recipe(path: Path) -> BundleRecipe:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(step) for step in first["loc"]) or "top level"
-        raise ConfigurationError(f"the recipe {path}, {place}: {first['msg']}") from error
+        raise ConfigurationError(f"the recipe {path}, {place}: {what_is_expected(first)}") from error

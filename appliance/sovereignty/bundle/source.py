@@ -8,7 +8,7 @@ does not list is refused, and bytes are returned unverified, for the caller to h
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,8 @@ from appliance.sovereignty.bundle.manifest import (
 
 CHUNK_BYTES = 2**20
 """Bytes of a file in memory at a time."""
+ByteCount = Callable[[int, int], None]
+"""Is called with the bytes read so far and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,25 @@ def read_chunks(opened: BinaryIO, file: BundleFile, where: str) -> Iterator[byte
             raise BundleRefusedError(f"{where} ends {left} bytes too early: copy it again")
         left -= len(chunk)
         yield chunk
+
+
+def ignore_bytes(_done: int, _total: int) -> None:
+    pass
+
+
+def byte_counter(count: ByteCount, total: int) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
+    """Return what passes the bytes of files on and counts them all together."""
+    done = 0
+
+    def counted(chunks: Iterable[bytes]) -> Iterator[bytes]:
+        nonlocal done
+        for chunk in chunks:
+            yield chunk
+            done += len(chunk)
+            # A compressed archive has more bytes than its file.
+            count(done, max(done, total))
+
+    return counted
 
 
 def _unreadable(what: object, error: OSError) -> BundleStorageError:

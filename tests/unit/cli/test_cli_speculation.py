@@ -35,7 +35,8 @@ from appliance.infra.metrics import Metrics
 from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId
-from appliance.speculation.goodput import SpeculationFigures
+from appliance.speculation.evidence import Acceptance
+from appliance.speculation.state import SpeculationFigures
 from appliance.speculation.values import (
     Capability,
     Decision,
@@ -152,7 +153,7 @@ def observe(pool: WorkerPool, control: FakeControl) -> None:
             healthy=True,
             models=(ServedModel(name="demo", max_model_len=None, created=1),),
             decision=Decision(mode=SpeculationMode.TARGET_ONLY, reason=Reason.COLLAPSED),
-            figures=SpeculationFigures(window=counters),
+            figures=SpeculationFigures(acceptance=Acceptance(total=counters)),
             reading=EngineReading(controllable=True, epoch="e", table=((1, 4, 3), (5, 5, 1), (6, 64, 0))),
         )
     )
@@ -259,6 +260,18 @@ def test_status_reports_unreadable_overrides():
     console = Console(record=True, width=120, file=open_nowhere())
     console.print(render(shown, []))
     assert "overrides are unknown: disk I/O error" in console.export_text()
+
+
+def test_newest_changes_are_whole_in_a_terminal_of_80_columns():
+    attribution: dict[str, Any] = {"offenders": []}
+    shown = {"now": 0.0, "workers": [], "failure": None, "attribution": attribution}
+    event = {"time": "2027-01-15T08:00:00.000Z", "worker": "worker-1", "mode": "target_only",
+             "reason": "collapsed", "table": ["1-4: 0", "5-64: 1"], "acceptance_length": 1.07}  # fmt: skip
+    console = Console(record=True, width=80, file=open_nowhere())
+    console.print(render(shown, [event]))
+    text = console.export_text()
+    assert "01-15 08:00:00" in text
+    assert "…" not in text
 
 
 def open_nowhere() -> Any:

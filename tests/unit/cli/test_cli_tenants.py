@@ -28,7 +28,9 @@ from appliance.errors import (
     TenantsAlteredError,
 )
 from appliance.infra.os_account import account_name
-from appliance.tenancy import Limits, Tenant, TenantDirectory, digest_key
+from appliance.tenancy import Limits, Tenant, TenantDirectory, digest_key, make_key
+from appliance.tenancy.directory import EndedMakerError
+from appliance.tenancy.edits import mint_key
 from appliance.tenancy.roster import Roster, find_key, find_tenant
 from appliance.tenancy.store import SqlTenantStore
 from tests.roster import roster_mac
@@ -240,6 +242,46 @@ def test_an_admin_key_keeps_its_scopes_when_it_is_rotated(site: Site):
     assert "only an admin key has scopes" in site.refused("key", "create", "acme", "--scope", "read")
 
 
+def test_a_key_with_limits_that_may_make_keys_is_created_and_shown(site: Site):
+    key = site.done(
+        "key", "create", "acme", "--limit", "requests_per_minute=60", "--limit", "demo:tokens_per_day=0",
+        "--manage-keys",
+    ).strip()  # fmt: skip
+    stored = TenantDirectory(site.tenants).authenticate(key).key
+    assert stored.manage_keys
+    assert stored.limits == Limits(
+        requests_per_minute=60, by_model=MappingProxyType({"demo": Limits(tokens_per_day=0)})
+    )
+    (entry,) = site.entries()
+    assert entry["limits"] == ("requests_per_minute=60", "demo:tokens_per_day=0")
+    assert entry["manage_keys"] is True
+    shown = {each["key_id"]: each for each in yaml.safe_load(site.done("tenant", "show", "acme"))["keys"]}
+    assert shown[stored.key_id]["manage_keys"] is True
+    assert shown[stored.key_id]["limits"] == {
+        "requests_per_minute": 60,
+        "by_model": {"demo": {"tokens_per_day": 0}},
+    }
+    assert not shown[STORED.key_id].keys() & {"manage_keys", "limits", "made_by"}
+    rotated = site.done("key", "rotate", stored.key_id).strip()
+    successor = TenantDirectory(site.tenants).authenticate(rotated).key
+    assert (successor.manage_keys, successor.limits) == (True, stored.limits)
+
+
+def test_a_key_whose_maker_was_revoked_is_not_shown_as_in_force(site: Site):
+    maker_id = site.done("key", "create", "acme", "--manage-keys").strip().split("-")[1]
+    roster = site.store.read()
+    maker, (text, minted) = find_key(roster.tenants, maker_id)[1], make_key(b"t" * 37)
+    site.store.write(roster, mint_key(roster.tenants, "acme", maker, minted, now=NOW))
+    assert f"acme\t{minted.key_id}\t*\tin force" in site.done("key", "list", "acme")
+    site.done("key", "revoke", maker_id)
+    assert f"acme\t{minted.key_id}\t*\tended with its maker" in site.done("key", "list", "acme")
+    shown = json.loads(site.done("tenant", "show", "acme", "--json"))["keys"]
+    states = {each["key_id"]: (each["state"], each.get("made_by")) for each in shown}
+    assert states[minted.key_id] == ("ended with its maker", maker_id)
+    with pytest.raises(EndedMakerError):
+        TenantDirectory(site.tenants).authenticate(text)
+
+
 def test_key_for_an_unknown_tenant_creates_no_tenant(site: Site):
     """A mistyped name must not get access to every model."""
     assert "no tenant 'acne'" in site.refused("key", "create", "acne", kind=TenantNotFoundError)
@@ -309,6 +351,7 @@ def test_all_of_a_tenant_is_shown(site: Site):
     assert shown["keys"] == [{"key_id": STORED.key_id, "admin": False, "state": "in force"}]
 
 
+WIDE = [word for number in range(8) for word in ("--limit", f"{number}{'m' * 254}:tokens_per_day=5")]
 SLIPS = [
     (("tenant", "create", "A"), "tenant name 'A'"),
     (("tenant", "create", "x", "--priority", "urgent"), "priority must be"),
@@ -320,6 +363,11 @@ SLIPS = [
     (("tenant", "import", "missing.yaml"), "cannot read the tenants file missing.yaml"),
     (("tenant", "export", "/missing/tenants.yaml"), "cannot write /missing/tenants.yaml"),
     (("key", "create", "acme", "--expires", "soon"), "--expires must be a time"),
+    (("key", "create", "acme", "--limit", "60"), "write requests_per_minute=60"),
+    (("key", "create", "acme", "--limit", "requests_per_second=5"), "requests_per_second is not a limit"),
+    (("key", "create", "acme", "--limit", f"{'m' * 256}:tokens_per_day=5", *WIDE), "2048 bytes together"),
+    (("key", "create", "operator", "--admin", "--limit", "tokens_per_day=5"), "has no limits"),
+    (("key", "create", "operator", "--admin", "--manage-keys"), "an admin key has scopes"),
     (("key", "rotate", STORED.key_id, "--overlap", "long"), "is not a duration"),
     (("key", "revoke", STORED.key_id, "--reason", "x" * 201), "--reason takes one line"),
 ]

@@ -34,7 +34,8 @@ def test_a_python_with_the_kit_on_its_path_finds_the_plugin(tmp_path):
     file, packages = found.stdout.splitlines()
     assert Path(file).is_relative_to(tmp_path)
     assert {name for name in packages.split() if "ython" not in name and "_sys" not in name} <= OF_VLLM | {
-        "appliance"
+        "appliance",
+        "__mp_main__",
     }
 
 
@@ -42,6 +43,7 @@ def test_kit_can_be_read_by_every_user_and_says_what_to_set(tmp_path):
     told = kit(tmp_path / "kit").stdout
     assert f"PYTHONPATH={tmp_path / 'kit'}" in told
     assert "APPLIANCE_OPEN_ROUTES=1" in told
+    assert "APPLIANCE_CONTROL_ADDRESS=0.0.0.0:PORT" in told
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in (tmp_path / "kit").rglob("*"))
 
 

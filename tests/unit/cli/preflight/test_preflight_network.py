@@ -5,7 +5,14 @@ import socket
 import pytest
 
 from appliance.cli.preflight.check import CheckResult
-from appliance.cli.preflight.network import SeenPort, check_egress, judge_egress, judge_ports, try_port
+from appliance.cli.preflight.network import (
+    SeenPort,
+    check_egress,
+    check_ports,
+    judge_egress,
+    judge_ports,
+    try_port,
+)
 from appliance.sovereignty.egress.judge import EgressJudgement, EgressVerdict
 from tests.unit.cli.preflight.test_preflight_files import inquiry_in
 
@@ -35,6 +42,14 @@ def test_a_port_is_free_again_afterwards():
 def test_an_address_of_another_machine_is_a_failure():
     """192.0.2.1 is reserved (RFC 5737)."""
     assert judge_ports([try_port("worker", "192.0.2.1", 8000)]).result is CheckResult.FAIL
+
+
+def test_a_workers_control_port_in_use_is_a_failure(tmp_path, taken):
+    """By default it is the one after the worker's."""
+    for ports in ({"port": taken - 1}, {"control_port": taken}):
+        inquiry = inquiry_in(tmp_path, worker=ports, api={"port": 0, "admin_port": 0})
+        (check,) = check_ports(inquiry)
+        assert check.seen == f"control listener: 127.0.0.1 port {taken}: Address already in use"
 
 
 def test_gateway_and_worker_do_not_share_a_port():
