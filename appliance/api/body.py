@@ -1,5 +1,6 @@
 """Reads the small JSON bodies of operators' requests."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -18,14 +19,14 @@ async def read_members(request: Request, *known: str) -> dict[str, Any]:
     return members
 
 
-def read_flag(members: dict[str, Any], name: str, *, default: bool = False) -> bool:
+def read_flag(members: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     flag = members.get(name, default)
     if not isinstance(flag, bool):
         raise InvalidRequestError(f"`{name}` must be true or false.", param=name)
     return flag
 
 
-def read_line(members: dict[str, Any], name: str, characters: int) -> str:
+def read_line(members: Mapping[str, Any], name: str, characters: int) -> str:
     """One line of printable text, possibly empty."""
     value = members.get(name)
     if not isinstance(value, str) or len(value) > characters or not value.isprintable():

@@ -4,6 +4,7 @@ Admin routes for drafts: which are deployed, promotion and rollback.
 A promotion or rollback is answered once it has started; `GET` shows its progress.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,7 @@ from appliance.control.override import parse_note
 from appliance.drafts.promotion.promoter import Promoter
 from appliance.drafts.promotion.promotion import Promotion
 from appliance.errors import ControlRefusedError, InvalidRequestError
+from appliance.tenancy import Caller
 
 router = APIRouter()
 
@@ -25,7 +27,7 @@ router = APIRouter()
 @router.get("/drafts")
 async def show(request: Request, _caller: AdminCaller) -> Response:
     """The active draft of each target, the draft of each worker, and the newest promotions."""
-    promoter = _promoter(request)
+    promoter = _promoter(request.app.state.services)
     return JSONResponse(
         {
             "acting": promoter.is_acting,
@@ -49,32 +51,40 @@ async def show(request: Request, _caller: AdminCaller) -> Response:
 async def promote(request: Request, caller: AdminCaller) -> Response:
     """Start a promotion: canary on one worker, then roll out or roll back."""
     members = await read_members(request, "draft", "without_evaluation", "allow_downtime")
+    promotion = await start_promotion(request.app.state.services, caller, members)
+    return JSONResponse(_promotion(promotion), status_code=202)
+
+
+async def start_promotion(services: Services, caller: Caller, members: Mapping[str, Any]) -> Promotion:
     reason = members.get("without_evaluation")
-    promotion = await _promoter(request).promote(
+    return await _promoter(services).promote(
         _text(members, "draft"),
         actor=caller.key.key_id,
         without_evaluation=None if reason is None else _reason(reason, "without_evaluation"),
         allow_downtime=read_flag(members, "allow_downtime"),
     )
-    return JSONResponse(_promotion(promotion), status_code=202)
 
 
 @router.post("/drafts/rollbacks")
 async def roll_back(request: Request, caller: AdminCaller) -> Response:
     """Start the rollback of a draft, or of the running promotion."""
     members = await read_members(request, "to", "reason", "model", "allow_downtime")
-    promotion = await _promoter(request).roll_back(
+    promotion = await start_rollback(request.app.state.services, caller, members)
+    return JSONResponse(_promotion(promotion), status_code=202)
+
+
+async def start_rollback(services: Services, caller: Caller, members: Mapping[str, Any]) -> Promotion:
+    """Start a rollback, or cancel the running promotion, which is returned then."""
+    return await _promoter(services).roll_back(
         to=_text(members, "to") if members.get("to") is not None else None,
         reason=_reason(members.get("reason"), "reason"),
         actor=caller.key.key_id,
         model=_text(members, "model") if members.get("model") is not None else None,
         allow_downtime=read_flag(members, "allow_downtime"),
     )
-    return JSONResponse(_promotion(promotion), status_code=202)
 
 
-def _promoter(request: Request) -> Promoter:
-    services: Services = request.app.state.services
+def _promoter(services: Services) -> Promoter:
     if services.promoter is None:
         raise ControlRefusedError("This gateway has no draft registry.")
     return services.promoter
@@ -84,7 +94,7 @@ def _promotion(promotion: Promotion) -> dict[str, Any]:
     return asdict(promotion) | {"over": promotion.is_over}
 
 
-def _text(members: dict[str, Any], name: str) -> str:
+def _text(members: Mapping[str, Any], name: str) -> str:
     text = members.get(name)
     if not isinstance(text, str) or not text.strip() or not text.isprintable():
         raise InvalidRequestError(f"`{name}` must be one line of text.", param=name)

@@ -24,7 +24,7 @@ from appliance.errors import (
     spec_of,
 )
 from appliance.serving.dialects.routes import ANTHROPIC
-from appliance.tenancy import Tenant
+from appliance.tenancy import Caller
 
 MAX_LENGTH_DIGITS = 18
 """Digits of a `Content-Length`; a longer number is too large in any case."""
@@ -97,7 +97,7 @@ class RequestIdentity:
         self,
         app: ASGIApp,
         new_request_id: Callable[[], str],
-        limit_headers: Callable[[Tenant, str | None], dict[str, str]],
+        limit_headers: Callable[[Caller, str | None], dict[str, str]],
         stop: Stop,
     ) -> None:
         self._app = app
@@ -122,7 +122,7 @@ class RequestIdentity:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("x-request-id", client_request_id or request_id)
                 if "caller" in state:
-                    limit_headers = self._limit_headers(state["caller"].tenant, state.get("model"))
+                    limit_headers = self._limit_headers(state["caller"], state.get("model"))
                     for name, value in limit_headers.items():
                         headers.append(name, value)
                 if is_anthropic:

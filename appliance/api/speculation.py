@@ -6,6 +6,7 @@ database of overrides fails, nothing changes and the answer is an error.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -32,6 +33,7 @@ from appliance.errors import ControlUnavailableError, InvalidRequestError, Worke
 from appliance.gateway.attribution import Aspect, Attribution, DraftFigures
 from appliance.serving.worker import WorkerId, WorkerSnapshot
 from appliance.speculation.values import draft_tokens_at, missing_of
+from appliance.tenancy import Caller
 
 OFFENDERS = 10
 SHARES = 20
@@ -46,7 +48,7 @@ async def show(request: Request, _caller: AdminCaller) -> Response:
     """Each worker's speculation, the active overrides, and acceptance by tenant, template and context."""
     services: Services = request.app.state.services
     now = services.clock()
-    overrides, failure = await _overrides(services, now)
+    overrides, failure = await read_overrides(services, now)
     workers = []
     for snapshot in services.pool.snapshots:
         worker_id = snapshot.worker.worker_id
@@ -66,9 +68,15 @@ async def show(request: Request, _caller: AdminCaller) -> Response:
 @router.put("/speculation/override")
 async def override(request: Request, caller: AdminCaller) -> Response:
     """Override the mode of a worker for a time, or remove an override (`auto`)."""
-    services: Services = request.app.state.services
+    members = await read_members(request)
+    order = await set_override(request.app.state.services, caller, members)
+    return JSONResponse({"worker": members["worker"], "override": _override(order)})
+
+
+async def set_override(services: Services, caller: Caller, members: Mapping[str, Any]) -> Override | None:
+    """The override in force, or None if it was removed."""
     now = services.clock()
-    asked = parse_override(await read_members(request))
+    asked = parse_override(members)
     if asked.mode is not None:
         _known(services, asked.worker, EVERY_WORKER)
     else:
@@ -89,21 +97,25 @@ async def override(request: Request, caller: AdminCaller) -> Response:
         await services.overrides.delete(asked.worker)
     else:
         await services.overrides.put(order)
-    return JSONResponse({"worker": asked.worker, "override": _override(order)})
+    return order
 
 
 @router.post("/workers/{worker}/recycle")
 async def recycle(request: Request, worker: str, caller: AdminCaller) -> Response:
     """Start to drain a worker and restart it, with or without its draft."""
-    services: Services = request.app.state.services
     members = await read_members(request, "with_draft", "note")
+    with_draft = read_flag(members, "with_draft", default=True)
+    start_recycle(request.app.state.services, caller, worker, members)
+    return JSONResponse({"worker": worker, "with_draft": with_draft}, status_code=202)
+
+
+def start_recycle(services: Services, caller: Caller, worker: str, members: Mapping[str, Any]) -> None:
     with_draft = read_flag(members, "with_draft", default=True)
     note = parse_note(members.get("note", ""))
     _known(services, worker)
     services.control.request_recycle(
         WorkerId(worker), with_draft=with_draft, note=note, actor=caller.key.key_id
     )
-    return JSONResponse({"worker": worker, "with_draft": with_draft}, status_code=202)
 
 
 @router.get("/speculation/events")
@@ -119,7 +131,7 @@ async def events(request: Request, _caller: AdminCaller) -> Response:
     )
 
 
-async def _overrides(services: Services, now: float) -> tuple[tuple[Override, ...], str | None]:
+async def read_overrides(services: Services, now: float) -> tuple[tuple[Override, ...], str | None]:
     """The active overrides, or why they cannot be read: the rest of the page does not need them."""
     try:
         return in_force(await services.overrides.list(), now), None

@@ -7,6 +7,7 @@ key.
 """
 
 import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from appliance.api.services import Services
 from appliance.control.tenants.registrar import Edit, Registrar
 from appliance.errors import ConfigurationError, InvalidRequestError, TenantsUnavailableError
 from appliance.tenancy import KEY_BYTES, AdminScope, ApiKey, Caller, Tenant, make_key
+from appliance.tenancy.directory import callers_of
 from appliance.tenancy.edits import (
     add_key,
     change_tenant,
@@ -29,7 +31,14 @@ from appliance.tenancy.edits import (
     revoke_key,
     rotate_key,
 )
-from appliance.tenancy.file import describe_key, encode_policy, parse_models, parse_scopes
+from appliance.tenancy.file import (
+    describe_key,
+    encode_policy,
+    parse_key_limits,
+    parse_manage_keys,
+    parse_models,
+    parse_scopes,
+)
 from appliance.tenancy.moments import parse_moment
 from appliance.tenancy.roster import find_key, find_tenant
 
@@ -43,9 +52,10 @@ router = APIRouter()
 @router.get("/tenants")
 async def list_tenants(request: Request, _caller: AdminCaller) -> Response:
     """Every tenant with its policy, its limits and the public part of its keys."""
-    roster = await _registrar(request).roster()
-    now = _now(request)
-    return _answer({"tenants": [_shown(tenant, now) for tenant in roster.tenants]})
+    services: Services = request.app.state.services
+    roster = await registrar_of(services).roster()
+    now = services.clock()
+    return answer({"tenants": [_shown(tenant, now) for tenant in roster.tenants]})
 
 
 @router.post("/tenants")
@@ -62,8 +72,9 @@ async def create(request: Request, caller: AdminCaller) -> Response:
 @router.get("/tenants/{name}")
 async def show(request: Request, name: str, _caller: AdminCaller) -> Response:
     """One tenant."""
-    roster = await _registrar(request).roster()
-    return _answer(_shown(find_tenant(roster.tenants, name), _now(request)))
+    services: Services = request.app.state.services
+    roster = await registrar_of(services).roster()
+    return answer(_shown(find_tenant(roster.tenants, name), services.clock()))
 
 
 @router.patch("/tenants/{name}")
@@ -76,58 +87,110 @@ async def change(request: Request, name: str, caller: AdminCaller) -> Response:
 @router.delete("/tenants/{name}")
 async def delete(request: Request, name: str, caller: AdminCaller) -> Response:
     """Remove a tenant and all its keys."""
-    await _registrar(request).apply(lambda tenants: delete_tenant(tenants, name), actor=caller.key.key_id)
-    return _answer({"name": name, "deleted": True})
+    services: Services = request.app.state.services
+    await registrar_of(services).apply(lambda tenants: delete_tenant(tenants, name), actor=caller.key.key_id)
+    return answer({"name": name, "deleted": True})
 
 
 @router.post("/tenants/{name}/keys")
 async def make(request: Request, name: str, caller: AdminCaller) -> Response:
     """Create a key; only this answer has it."""
-    members = await read_members(request, "models", "expires_at", "admin", "scopes")
-    admin, models, now = read_flag(members, "admin"), members.get("models"), int(_now(request))
-    try:
-        text, key = make_key(
-            secrets.token_bytes(KEY_BYTES),
-            admin=admin,
-            scopes=parse_scopes("the key", members.get("scopes"), admin=admin),
-            models=None if models is None else parse_models("the key", models),
-            created_at=now,
-            expires_at=_expiry(members),
-        )
-    except ConfigurationError as error:
-        raise InvalidRequestError(f"{error}.") from error
-    _require_scopes_of(key, caller)
-    return await _apply_key(request, caller, text, key.key_id, lambda tenants: add_key(tenants, name, key))
+    members = await read_members(request, "models", "limits", "expires_at", "admin", "scopes", "manage_keys")
+    return answer(await create_key(request.app.state.services, caller, name, members), 201)
 
 
 @router.post("/keys/{key_id}/rotate")
 async def rotate(request: Request, key_id: str, caller: AdminCaller) -> Response:
     """Create a key that replaces another, which expires later; only this answer has the new key."""
     members = await read_members(request, "overlap_seconds", "expires_at")
-    overlap, now = members.get("overlap_seconds", OVERLAP_SECONDS), int(_now(request))
-    if not isinstance(overlap, int) or isinstance(overlap, bool) or not 0 <= overlap <= MAX_OVERLAP_SECONDS:
-        message = f"`overlap_seconds` must be a whole number from 0 to {MAX_OVERLAP_SECONDS}."
-        raise InvalidRequestError(message, param="overlap_seconds")
-    text, key = make_key(secrets.token_bytes(KEY_BYTES), created_at=now, expires_at=_expiry(members))
-
-    def edit(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
-        # The caller gets the successor, with the permissions of the key.
-        _require_scopes_of(find_key(tenants, key_id)[1], caller)
-        return rotate_key(tenants, key_id, key, now=now, overlap_seconds=overlap)
-
-    return await _apply_key(request, caller, text, key.key_id, edit)
+    return answer(await replace_key(request.app.state.services, caller, key_id, members), 201)
 
 
 @router.post("/keys/{key_id}/revoke")
 async def revoke(request: Request, key_id: str, caller: AdminCaller) -> Response:
     """Revoke a key."""
     members = await read_members(request, "reason")
-    reason = None if members.get("reason") is None else read_line(members, "reason", REASON_CHARACTERS)
-    now = _now(request)
-    roster = await _registrar(request).apply(
-        lambda tenants: revoke_key(tenants, key_id, now=int(now)), actor=caller.key.key_id, reason=reason
+    return answer(await end_key(request.app.state.services, caller, key_id, members))
+
+
+async def create_key(
+    services: Services, caller: Caller, name: str, members: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The new key and what is stored of it."""
+    text, key = new_key(services, members)
+    _require_scopes_of(key, caller)
+    return await apply_key(services, caller, text, key.key_id, lambda tenants: add_key(tenants, name, key))
+
+
+def new_key(services: Services, members: Mapping[str, Any]) -> tuple[str, ApiKey]:
+    """The text of a key and its stored form; raises InvalidRequestError."""
+    admin, models, now = read_flag(members, "admin"), members.get("models"), int(services.clock())
+    try:
+        return make_key(
+            secrets.token_bytes(KEY_BYTES),
+            admin=admin,
+            scopes=parse_scopes("the key", members.get("scopes"), admin=admin),
+            models=None if models is None else parse_models("the key", models),
+            limits=parse_key_limits("the key", members.get("limits"), admin=admin),
+            manage_keys=parse_manage_keys("the key", members.get("manage_keys", False), admin=admin),
+            created_at=now,
+            expires_at=_expiry(members),
+        )
+    except ConfigurationError as error:
+        raise InvalidRequestError(f"{error}.") from error
+
+
+async def replace_key(
+    services: Services, caller: Caller, key_id: str, members: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The new key and what is stored of it."""
+    text, key, overlap = new_successor(services, members)
+    now = int(services.clock())
+
+    def edit(tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+        # The caller gets the successor, with the permissions of the key.
+        _require_scopes_of(find_key(tenants, key_id)[1], caller)
+        return rotate_key(tenants, key_id, key, now=now, overlap_seconds=overlap)
+
+    return await apply_key(services, caller, text, key.key_id, edit)
+
+
+def new_successor(services: Services, members: Mapping[str, Any]) -> tuple[str, ApiKey, int]:
+    """The text of a key, its stored form, and the seconds that the key it replaces stays valid."""
+    overlap = members.get("overlap_seconds", OVERLAP_SECONDS)
+    if not isinstance(overlap, int) or isinstance(overlap, bool) or not 0 <= overlap <= MAX_OVERLAP_SECONDS:
+        message = f"`overlap_seconds` must be a whole number from 0 to {MAX_OVERLAP_SECONDS}."
+        raise InvalidRequestError(message, param="overlap_seconds")
+    text, key = make_key(
+        secrets.token_bytes(KEY_BYTES), created_at=int(services.clock()), expires_at=_expiry(members)
     )
-    return _answer(_shown_key(roster.tenants, key_id, now))
+    return text, key, overlap
+
+
+async def end_key(
+    services: Services, caller: Caller, key_id: str, members: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is stored of the revoked key."""
+    reason = None if members.get("reason") is None else read_line(members, "reason", REASON_CHARACTERS)
+    return await apply_revocation(
+        services, caller, key_id, lambda tenants, now: revoke_key(tenants, key_id, now=now), reason=reason
+    )
+
+
+async def apply_revocation(
+    services: Services,
+    caller: Caller,
+    key_id: str,
+    revoke: Callable[[tuple[Tenant, ...], int], tuple[Tenant, ...]],
+    *,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    """What is stored of the revoked key."""
+    now = services.clock()
+    roster = await registrar_of(services).apply(
+        lambda tenants: revoke(tenants, int(now)), actor=caller.key.key_id, reason=reason
+    )
+    return shown_key(roster.tenants, key_id, now)
 
 
 def _require_scopes_of(key: ApiKey, caller: Caller) -> None:
@@ -136,35 +199,36 @@ def _require_scopes_of(key: ApiKey, caller: Caller) -> None:
 
 
 async def _apply(request: Request, caller: Caller, name: str, edit: Edit, status: int = 200) -> Response:
+    services: Services = request.app.state.services
     try:
-        roster = await _registrar(request).apply(edit, actor=caller.key.key_id)
+        roster = await registrar_of(services).apply(edit, actor=caller.key.key_id)
     except ConfigurationError as error:
         raise InvalidRequestError(f"{error}.") from error
-    return _answer(_shown(find_tenant(roster.tenants, name), _now(request)), status)
+    return answer(_shown(find_tenant(roster.tenants, name), services.clock()), status)
 
 
-async def _apply_key(request: Request, caller: Caller, text: str, key_id: str, edit: Edit) -> Response:
-    roster = await _registrar(request).apply(edit, actor=caller.key.key_id)
-    return _answer({"key": text, **_shown_key(roster.tenants, key_id, _now(request))}, 201)
+async def apply_key(services: Services, caller: Caller, text: str, key_id: str, edit: Edit) -> dict[str, Any]:
+    roster = await registrar_of(services).apply(edit, actor=caller.key.key_id)
+    return {"key": text, **shown_key(roster.tenants, key_id, services.clock())}
 
 
 def _shown(tenant: Tenant, now: float) -> dict[str, Any]:
-    keys = [_shown_key((tenant,), key.key_id, now) for key in tenant.keys]
+    keys = [shown_key((tenant,), key.key_id, now) for key in tenant.keys]
     return {"name": tenant.name, **encode_policy(tenant), "keys": keys}
 
 
-def _shown_key(tenants: tuple[Tenant, ...], key_id: str, now: float) -> dict[str, Any]:
+def shown_key(tenants: tuple[Tenant, ...], key_id: str, now: float) -> dict[str, Any]:
     tenant, key = find_key(tenants, key_id)
     return {
         "key_id": key_id,
         "tenant": tenant.name,
         "admin": key.admin,
-        "in_force": key.is_valid_at(now) and not tenant.disabled,
+        "in_force": callers_of(tenant)[key_id].is_valid_at(now) and not tenant.disabled,
         **describe_key(key),
     }
 
 
-def _expiry(members: dict[str, Any]) -> int | None:
+def _expiry(members: Mapping[str, Any]) -> int | None:
     if members.get("expires_at") is None:
         return None
     try:
@@ -173,17 +237,11 @@ def _expiry(members: dict[str, Any]) -> int | None:
         raise InvalidRequestError(f"{error}.", param="expires_at") from error
 
 
-def _answer(content: dict[str, Any], status: int = 200) -> Response:
+def answer(content: dict[str, Any], status: int = 200) -> Response:
     return JSONResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
 
 
-def _now(request: Request) -> float:
-    services: Services = request.app.state.services
-    return services.clock()
-
-
-def _registrar(request: Request) -> Registrar:
-    services: Services = request.app.state.services
+def registrar_of(services: Services) -> Registrar:
     if services.registrar is None:
         raise TenantsUnavailableError("This gateway has no database of tenants.")
     return services.registrar

@@ -1,5 +1,6 @@
 """Admin routes for workers: list, reload, drain."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from appliance.api.services import Services
 from appliance.control.override import parse_note
 from appliance.errors import WorkerNotFoundError
 from appliance.serving.worker import WorkerId, WorkerSnapshot
+from appliance.tenancy import Caller
 
 router = APIRouter()
 
@@ -34,27 +36,35 @@ async def reload(request: Request, caller: AdminCaller) -> Response:
 @router.post("/workers/{worker}/drain")
 async def drain(request: Request, worker: str, caller: AdminCaller) -> Response:
     """Send a worker no new requests; those in flight finish."""
-    services: Services = request.app.state.services
     members = await read_members(request, "note", "force")
-    force = read_flag(members, "force")
-    seen = _known(services, worker)
-    note = parse_note(members.get("note", ""))
-    await services.workers.drain(seen.worker.worker_id, actor=caller.key.key_id, note=note, force=force)
-    return JSONResponse(_worker(services, _known(services, worker)), status_code=202)
+    return JSONResponse(
+        await set_drained(request.app.state.services, caller, worker, members, drained=True), status_code=202
+    )
 
 
 @router.post("/workers/{worker}/undrain")
 async def undrain(request: Request, worker: str, caller: AdminCaller) -> Response:
     """Send a worker requests again."""
-    services: Services = request.app.state.services
     members = await read_members(request, "note")
-    seen = _known(services, worker)
-    note = parse_note(members.get("note", ""))
-    await services.workers.undrain(seen.worker.worker_id, actor=caller.key.key_id, note=note)
-    return JSONResponse(_worker(services, _known(services, worker)))
+    return JSONResponse(await set_drained(request.app.state.services, caller, worker, members, drained=False))
 
 
-def _known(services: Services, worker: str) -> WorkerSnapshot:
+async def set_drained(
+    services: Services, caller: Caller, worker: str, members: Mapping[str, Any], *, drained: bool
+) -> dict[str, Any]:
+    """The worker as it is then."""
+    worker_id, note = known(services, worker).worker.worker_id, parse_note(members.get("note", ""))
+    actor = caller.key.key_id
+    if drained:
+        force = read_flag(members, "force")
+        await services.workers.drain(worker_id, actor=actor, note=note, force=force)
+    else:
+        await services.workers.undrain(worker_id, actor=actor, note=note)
+    return _worker(services, known(services, worker))
+
+
+def known(services: Services, worker: str) -> WorkerSnapshot:
+    """Raises WorkerNotFoundError for a worker that is not in the pool."""
     seen = services.pool.snapshot(WorkerId(worker))
     if seen is None:
         raise WorkerNotFoundError("No worker has this id; GET /admin/v1/workers lists them.")

@@ -7,7 +7,7 @@ is logged once until it is gone, and leaves a gap in the chart.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from appliance.control.loop import ControlLoop
@@ -76,9 +76,13 @@ class History:
     def break_even(self, snapshot: WorkerSnapshot) -> float | None:
         """The break-even at the worker's current batch size, or at the nearest measured one."""
         view = self._control.view(snapshot.worker.worker_id)
-        known = {bucket.bucket: bucket.break_even for bucket in view.buckets} if view else {}
-        measured = {name: value for name, value in known.items() if value is not None}
-        if not measured:
-            return None
-        wanted = bucket_of(max(1, snapshot.reading.batch if snapshot.reading else 1))
-        return measured[min(measured, key=lambda name: (abs(name - wanted), name))]
+        return at_batch(snapshot, {each.bucket: each.break_even for each in view.buckets} if view else {})
+
+
+def at_batch(snapshot: WorkerSnapshot, by_bucket: Mapping[int, float | None]) -> float | None:
+    """The figure at the worker's current batch size, or at the nearest measured one."""
+    measured = {bucket: value for bucket, value in by_bucket.items() if value is not None}
+    if not measured:
+        return None
+    wanted = bucket_of(max(1, snapshot.reading.batch if snapshot.reading else 1))
+    return measured[min(measured, key=lambda bucket: (abs(bucket - wanted), bucket))]

@@ -20,6 +20,16 @@ MAX_SESSIONS = 1000
 """The least recently used one is dropped for another."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What the next page of a session says, once: what was done, or why not."""
+
+    text: str
+    is_problem: bool = False
+    key: str = field(default="", repr=False)
+    """A new API key; shown nowhere else."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ConsoleSession:
     credential: str = field(repr=False)
@@ -28,6 +38,11 @@ class ConsoleSession:
     """The token of this session's forms."""
     began: float
     used: float
+    notice: Notice | None = None
+
+    def take_notice(self) -> Notice | None:
+        taken, self.notice = self.notice, None
+        return taken
 
     def vouches_for(self, token: str) -> bool:
         """Whether a form came from a page of this session; compares in constant time."""

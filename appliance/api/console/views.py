@@ -1,6 +1,7 @@
 """The values of the page templates: the figures of the admin API."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -10,6 +11,7 @@ from appliance.api.console.console import Console
 from appliance.api.services import Services
 from appliance.serving.worker import WorkerSnapshot
 from appliance.speculation.values import Reason, SpeculationMode, draft_tokens_at
+from appliance.tenancy import Tenant
 from appliance.tenancy.allowances import BOUNDS
 
 MODES: dict[SpeculationMode, str] = {
@@ -42,7 +44,7 @@ LIMIT_NAMES = {
 def overview(services: Services, console: Console) -> dict[str, Any]:
     now = console.clock()
     snapshots = services.pool.snapshots
-    workers = [_worker(services, console, snapshot) for snapshot in snapshots]
+    workers = [worker_figures(services, console, snapshot) for snapshot in snapshots]
     waiting = int(sum(_values(services.metrics.queue_requests)))
     in_flight = sum(services.pool.in_flight.values())
     counts = {word: sum(worker["mode"] == word for worker in workers) for word in MODES.values()}
@@ -71,36 +73,15 @@ def overview(services: Services, console: Console) -> dict[str, Any]:
 
 
 def tenants(services: Services, now: float) -> dict[str, Any]:
-    used = {
-        (sample.labels["tenant"], sample.labels["limit"]): sample.value
-        for family in services.metrics.limit_used.collect()
-        for sample in family.samples
-    }
-    tokens = _by_tenant(services.metrics.tokens)
-    requests = _by_tenant(services.metrics.requests)
+    use = _use_of(services)
     return {
-        "tenants": [
-            {
-                "name": tenant.name,
-                "disabled": tenant.disabled,
-                "models": tenant.models,
-                "speculation": str(tenant.speculation),
-                "content": str(tenant.content),
-                "open_keys": sum(key.is_valid_at(now) for key in tenant.keys),
-                "bounds": [
-                    # The share in use is None until this gateway has had a request under the limit.
-                    {"name": LIMIT_NAMES[name], "most": most, "used": used.get((tenant.name, name))}
-                    for name in BOUNDS
-                    if (most := getattr(tenant.limits, name)) is not None
-                ],
-                "by_model": len(tenant.limits.by_model),
-                "requests": int(requests.get(tenant.name, 0)),
-                "tokens": int(tokens.get(tenant.name, 0)),
-            }
-            for tenant in services.tenants.tenants
-        ],
+        "tenants": [_tenant(each, now, use) for each in services.tenants.tenants],
         "status": f"{len(services.tenants.tenants)} tenants.",
     }
+
+
+def tenant(services: Services, shown: Tenant, now: float) -> dict[str, Any]:
+    return _tenant(shown, now, _use_of(services))
 
 
 def audit(services: Services, console: Console) -> dict[str, Any]:
@@ -145,7 +126,47 @@ def warnings(services: Services) -> list[str]:
     return list(dict.fromkeys(warning for warning in found if warning))
 
 
-def _worker(services: Services, console: Console, snapshot: WorkerSnapshot) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """Since this gateway started, by tenant."""
+
+    limits: dict[tuple[str, str], float]
+    """Share in use, by tenant and limit."""
+    requests: dict[str, float]
+    tokens: dict[str, float]
+
+
+def _use_of(services: Services) -> _Use:
+    limits = {
+        (sample.labels["tenant"], sample.labels["limit"]): sample.value
+        for family in services.metrics.limit_used.collect()
+        for sample in family.samples
+    }
+    requests, tokens = _by_tenant(services.metrics.requests), _by_tenant(services.metrics.tokens)
+    return _Use(limits=limits, requests=requests, tokens=tokens)
+
+
+def _tenant(shown: Tenant, now: float, use: _Use) -> dict[str, Any]:
+    return {
+        "name": shown.name,
+        "disabled": shown.disabled,
+        "models": shown.models,
+        "speculation": str(shown.speculation),
+        "content": str(shown.content),
+        "open_keys": sum(key.is_valid_at(now) for key in shown.keys),
+        "bounds": [
+            # The share in use is None until this gateway has had a request under the limit.
+            {"name": LIMIT_NAMES[name], "most": most, "used": use.limits.get((shown.name, name))}
+            for name in BOUNDS
+            if (most := getattr(shown.limits, name)) is not None
+        ],
+        "by_model": len(shown.limits.by_model),
+        "requests": int(use.requests.get(shown.name, 0)),
+        "tokens": int(use.tokens.get(shown.name, 0)),
+    }
+
+
+def worker_figures(services: Services, console: Console, snapshot: WorkerSnapshot) -> dict[str, Any]:
     window, metrics, reading = snapshot.figures.window, snapshot.metrics, snapshot.reading
     mode, reason = MODES[snapshot.decision.mode], REASONS[snapshot.decision.reason]
     if not snapshot.speculates:

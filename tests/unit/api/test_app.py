@@ -52,6 +52,10 @@ ROUTES = {  # of the API listener
     ("/v1/batches", "GET"),
     ("/v1/batches/{batch_id}", "GET"),
     ("/v1/batches/{batch_id}/cancel", "POST"),
+    ("/v1/appliance/keys", "GET"),
+    ("/v1/appliance/keys", "POST"),
+    ("/v1/appliance/keys/{key_id}", "DELETE"),
+    ("/v1/appliance/keys/{key_id}/rotate", "POST"),
 }
 ADMIN_ROUTES = {  # of the admin listener alone
     ("/metrics", "GET"),

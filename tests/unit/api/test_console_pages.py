@@ -1,13 +1,14 @@
 """Logins, forms and security headers of the console."""
 
 import asyncio
+import html
 import io
 import re
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,29 +25,51 @@ from appliance.api.refusals import RefusedCallers
 from appliance.api.services import Services
 from appliance.app.http_app import create_admin_app
 from appliance.audit.entry import decode
+from appliance.audit.entry_types import EntryType
 from appliance.audit.log import AuditLog
-from appliance.audit.signing_keys import create_signing_key, load_signing_key
+from appliance.audit.signing_keys import (
+    create_signing_key,
+    encode_keys,
+    load_signing_key,
+)
 from appliance.audit.store import SqlAuditStore
 from appliance.audit.timestamps.timestamping import TimestampLevel
 from appliance.audit.verification import Progress, Stage
-from appliance.audit.verify import ExitCode
+from appliance.audit.verify import ExitCode, parse_keys, verify_receipt
 from appliance.audit.witness.witnessing import WitnessLevel
+from appliance.control.override import SqlOverrideStore
+from appliance.control.tenants.registrar import Registrar
+from appliance.errors import AuditUnavailableError, ControlRefusedError
 from appliance.gateway.attribution import Attribution
+from appliance.gateway.cost.reader import UsageReader
 from appliance.infra.logs import configure_logs
 from appliance.infra.metrics import Metrics
-from appliance.infra.settings import ApiSettings, AuditSettings, ConsoleSettings, LogSettings
+from appliance.infra.settings import (
+    ApiSettings,
+    AuditSettings,
+    ConsoleSettings,
+    CostSettings,
+    LogSettings,
+)
 from appliance.serving.pool import WorkerPool
 from appliance.serving.worker import ServedModel, Worker, WorkerId, WorkerSnapshot
 from appliance.sovereignty.egress.egress_status import EgressStatus
-from appliance.tenancy import AdminScope, Tenant, TenantDirectory, make_key
-from appliance.tenancy.allowances import Limits
+from appliance.tenancy import AdminScope, Tenant, TenantDirectory, digest_key, make_key
+from appliance.tenancy.allowances import BOUNDS, LARGEST, Limits
 from appliance.tenancy.identity.authenticator import Authenticator
+from appliance.tenancy.roster import Roster
+from appliance.tenancy.store import SqlTenantStore
 from tests.fakes import FakeControl, until
+from tests.roster import roster_mac
 
 ADMIN_KEY, STORED_ADMIN_KEY = make_key(b"a" * 37, admin=True)
 KEY, STORED_KEY = make_key(b"t" * 37)
 HOSTILE = "<script>alert(1)</script>"
-PAGES = ("", "/tenants", "/audit", "/egress", "/chat")
+HOSTILE_TENANT = Tenant(name=HOSTILE, keys=(STORED_KEY,), limits=Limits(requests_per_minute=60))
+"""In no database: its name is not allowed."""
+TENANTS = (Tenant(name="acme"), Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)))
+WORKER = WorkerId("w1")
+PAGES = ("", "/tenants", "/models", "/requests", "/audit", "/egress", "/chat")
 LIVE = ("/overview/live", "/tenants/live", "/audit/live", "/egress/live")
 
 
@@ -74,6 +97,21 @@ class FakeVerification:
         return True
 
 
+class FakeWorkers:
+    """Records who drained what; refuses to drain the last worker of a model."""
+
+    def __init__(self) -> None:
+        self.drains: list[tuple[str, bool, str, str]] = []
+
+    async def drain(self, worker: str, *, actor: str, note: str, force: bool) -> None:
+        if not force:
+            raise ControlRefusedError("worker w1 is the last one")
+        self.drains.append((worker, True, actor, note))
+
+    async def undrain(self, worker: str, *, actor: str, note: str) -> None:
+        self.drains.append((worker, False, actor, note))
+
+
 @dataclass(kw_only=True)
 class Site:
     """The console and a browser without a cookie."""
@@ -88,6 +126,19 @@ class Site:
     log: io.StringIO
     refused: RefusedCallers
     store: SqlAuditStore
+    audit: AuditLog
+    overrides: SqlOverrideStore
+    workers: FakeWorkers
+    control: FakeControl
+
+    async def act(self, path: str, **form: str) -> tuple[int, str]:
+        """Send a form of a page, and return the status and what the next page says of it."""
+        answer = await self.client.post(f"/console{path}", data={"csrf": await self.csrf(), **form})
+        if answer.status_code != 303:
+            return answer.status_code, answer.text
+        shown = (await self.client.get(answer.headers["location"])).text
+        found = re.search(r"data-notice>(.*?)</div>", shown, re.DOTALL)
+        return answer.status_code, html.unescape(found[1]) if found else ""
 
     async def entries(self, entry_type: str) -> list[Any]:
         """The fields of the entries of a type, once there are some."""
@@ -114,6 +165,9 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     pool, control, metrics = WorkerPool(), FakeControl(), Metrics(CollectorRegistry())
     worker = Worker(worker_id=WorkerId(HOSTILE), url="http://w1")
     pool.add(worker)
+    other = Worker(worker_id=WORKER, url="http://w2")
+    pool.add(other)
+    pool.update(WorkerSnapshot(worker=other, healthy=True))
     pool.update(
         WorkerSnapshot(
             worker=worker,
@@ -121,17 +175,19 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             models=(ServedModel(name=HOSTILE, max_model_len=None, created=0),),
         )
     )
-    tenants = TenantDirectory(
-        (
-            Tenant(name="operator", models=(), keys=(STORED_ADMIN_KEY,)),
-            Tenant(name=HOSTILE, keys=(STORED_KEY,), limits=Limits(requests_per_minute=60)),
-        )
-    )
     egress: Any = FakeEgress()
     verification: Any = FakeVerification()
-    nothing: Any = None
+    workers: Any = FakeWorkers()
+    gateway: Any = SimpleNamespace(
+        admission=SimpleNamespace(breaker=lambda _worker: "closed", slots=lambda _worker: 8)
+    )
+    url = f"sqlite:///{tmp_path / 'audit.db'}"
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(closing(SqlAuditStore(f"sqlite:///{tmp_path / 'audit.db'}")))
+        store = stack.enter_context(closing(SqlAuditStore(url)))
+        tenant_store = stack.enter_context(closing(SqlTenantStore(url, roster_mac(tmp_path))))
+        stored = tenant_store.write(Roster(), TENANTS).tenants
+        tenants = TenantDirectory((*stored, HOSTILE_TENANT), clock=lambda: now[0])
+        overrides = stack.enter_context(closing(SqlOverrideStore(url)))
         audit = await stack.enter_async_context(
             AuditLog.open(
                 store=store,
@@ -148,8 +204,11 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             attempts=LoginAttempts(attempts=3, seconds=60, clock=lambda: now[0]),
             history=History(pool=pool, control=control, clock=lambda: now[0], logger=logger),
             verification=verification,
+            usage=UsageReader(database_url=url, settings=CostSettings(), time_zone="UTC"),
             witnesses=lambda: WitnessLevel(known=0, cosigned=0, size=0, time=0),
             timestamps=lambda: TimestampLevel(seconds=3600, size=1200, time=1_800_000_000, failures=2),
+            open_log=lambda: SqlAuditStore(url),
+            vkey=lambda: encode_keys(load_signing_key(tmp_path / "audit.key", settings.origin).verifier_keys),
             clock=lambda: now[0],
         )
         refused = RefusedCallers(audit=audit, metrics=metrics, logger=logger, clock=lambda: now[0])
@@ -160,12 +219,12 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                 identity=Authenticator(tenants),
                 refused=refused,
                 pool=pool,
-                workers=nothing,
-                gateway=nothing,
+                workers=workers,
+                gateway=gateway,
                 audit=audit,
                 attribution=Attribution(label_key=bytes(16), clock=time.monotonic),
                 control=control,
-                overrides=nothing,
+                overrides=overrides,
                 metrics=metrics,
                 logger=logger,
                 clock=lambda: now[0],
@@ -173,6 +232,11 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                 version="test",
                 egress=egress,
                 console=console,
+                registrar=Registrar(
+                    store=tenant_store,
+                    record=audit.append,
+                    adopt=lambda roster: tenants.replace((*roster.tenants, HOSTILE_TENANT)),
+                ),
             )
         )
         client = await stack.enter_async_context(
@@ -193,6 +257,10 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             log=log,
             refused=refused,
             store=store,
+            audit=audit,
+            overrides=overrides,
+            workers=workers,
+            control=control,
         )
 
 
@@ -364,7 +432,7 @@ async def test_names_are_escaped(site):
     for path in (*PAGES, *LIVE):
         text = (await site.client.get(f"/console{path}")).text
         assert HOSTILE not in text
-        if path not in {"/audit", "/audit/live", "/egress", "/egress/live"}:
+        if path not in {"/requests", "/audit", "/audit/live", "/egress", "/egress/live"}:
             assert "&lt;script&gt;" in text, path
 
 
@@ -382,6 +450,12 @@ async def test_headers_let_browsers_run_only_our_files(site):
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|https?://", text), path
         assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
     assert "content-security-policy" not in (await site.client.get("/healthz")).headers
+
+
+async def test_the_chat_page_names_the_listener_of_clients(site):
+    await site.log_in()
+    text = (await site.client.get("/console/chat")).text
+    assert f'data-host="{ApiSettings().host}" data-port="{ApiSettings().port}"' in text
 
 
 async def test_only_listed_static_files_are_served(site):
@@ -428,3 +502,189 @@ async def test_how_far_the_log_is_time_stamped_is_shown(site):
     shown = (await site.client.get("/console/audit")).text
     assert "1,200 entries at" in shown
     assert "2 requests failed since" in shown
+
+
+async def test_a_key_is_created_shown_once_and_in_force(site):
+    """For some models and until a date; the log names its maker."""
+    await site.log_in()
+    status, said = await site.act("/tenants/acme/keys", models="demo, other", expires_at="2100-01-01")
+    found = re.search(r"data-key[^>]*>(sk-[^<]+)<", said)
+    assert (status, found is not None) == (303, True)
+    page = (await site.client.get("/console/tenants/acme/keys")).text
+    assert found[1] not in page
+    (tenant,) = (each for each in site.tenants.tenants if each.name == "acme")
+    (key,) = tenant.keys
+    assert key.digest == digest_key(found[1])
+    assert (key.models, key.expires_at) == (("demo", "other"), 4_102_444_800)
+    assert key.key_id in page
+    assert "2100-01-01 00:00:00 UTC" in page
+    (entry,) = await site.entries("key.created")
+    assert (entry["key_id"], entry["actor"]) == (key.key_id, STORED_ADMIN_KEY.key_id)
+    assert "sk-" not in str(entry)
+
+
+async def test_a_key_is_rotated_and_revoked(site):
+    await site.log_in()
+    await site.act("/tenants/acme/keys")
+    (first,) = (each for each in site.tenants.tenants if each.name == "acme")
+    key_id = first.keys[0].key_id
+    _, said = await site.act(f"/tenants/acme/keys/{key_id}/rotate", overlap_hours="1")
+    assert f"replaces the key {key_id}" in said
+    assert "data-key" in said
+    (after,) = (each for each in site.tenants.tenants if each.name == "acme")
+    old = next(key for key in after.keys if key.key_id == key_id)
+    assert old.expires_at == 1000 + 3600
+    _, said = await site.act(f"/tenants/acme/keys/{key_id}/revoke", reason="left the ward")
+    assert said == f"Revoked the key {key_id}."
+    (entry,) = await site.entries("key.revoked")
+    assert (entry["key_id"], entry["reason"]) == (key_id, "left the ward")
+
+
+async def test_a_key_with_limits_that_may_make_keys_is_created_and_shown(site):
+    """The list has its limits and permission, and who made the keys that it made."""
+    await site.log_in()
+    form = {"requests_per_minute": "60", "tokens_per_day": " 9 ", "concurrent_requests": "", "models": ""}
+    assert (await site.act("/tenants/acme/keys", **form, manage_keys="on"))[0] == 303
+    tenant = site.tenants.tenant("acme")
+    (maker,) = tenant.keys
+    assert (maker.limits, maker.manage_keys) == (Limits(requests_per_minute=60, tokens_per_day=9), True)
+    (entry,) = await site.entries("key.created")
+    assert (entry["limits"], entry["manage_keys"]) == (("requests_per_minute=60", "tokens_per_day=9"), True)
+    page = (await site.client.get("/console/tenants/acme/keys")).text
+    assert "requests_per_minute=60, tokens_per_day=9" in page
+    assert page.count("may make keys") == 1
+    assert "made by" not in page
+    await site.act("/tenants/acme/keys")
+    (plain,) = (key for key in site.tenants.tenant("acme").keys if key.key_id != maker.key_id)
+    assert (plain.limits, plain.manage_keys) == (Limits(), False)
+    minted = replace(make_key(b"t" * 37)[1], made_by=maker.key_id)
+    others = [each for each in site.tenants.tenants if each.name != "acme"]
+    site.tenants.replace((tenant.with_keys((maker, minted)), *others))
+    page = (await site.client.get("/console/tenants/acme/keys")).text
+    assert f"made by {maker.key_id}" in page
+    assert page.count(">valid<") == 2
+    ended = replace(maker, revoked_at=1)
+    site.tenants.replace((tenant.with_keys((ended, minted)), *others))
+    page = (await site.client.get("/console/tenants/acme/keys")).text
+    assert (page.count(">maker ended<"), page.count(">valid<")) == (1, 0)
+
+
+async def test_a_limit_that_is_no_number_makes_no_key(site):
+    """It must not become a key without that limit; those that exist stay."""
+    await site.log_in()
+    await site.act("/tenants/acme/keys")
+    before = site.tenants.tenants
+    wrong = ("many", "-1", "1.5", "1e3", "\u0663", "9" * 17, str(LARGEST + 1), "9" * 5000)
+    for name, number in zip((*BOUNDS, *BOUNDS), wrong, strict=False):
+        status, said = await site.act("/tenants/acme/keys", **{name: number, "manage_keys": "on"})
+        assert (status, f"{name} must be a whole number" in said) == (303, True), said
+    assert site.tenants.tenants == before
+    assert len(await site.entries("key.created")) == 1
+
+
+async def test_what_cannot_be_done_is_said_on_the_page(site):
+    """In one line; nothing is changed."""
+    await site.log_in()
+    for path, form, words in (
+        ("/tenants/acme/keys", {"expires_at": "soon"}, "must be a time such as"),
+        ("/tenants/nobody/keys", {}, "There is no tenant"),
+        ("/tenants/acme/keys/aaaaaaaa/revoke", {}, "There is no key with this id"),
+        (
+            f"/tenants/operator/keys/{STORED_ADMIN_KEY.key_id}/rotate",
+            {"overlap_hours": "x"},
+            "overlap_seconds",
+        ),
+        ("/workers/w1/drain", {}, "is the last one"),
+        ("/workers/w9/drain", {}, "No worker has this id"),
+        ("/workers/w1/override", {"mode": "faster"}, "`mode` must be"),
+        ("/workers/w1/override", {"mode": "target_only", "minutes": "x"}, "`seconds` must be"),
+        ("/workers/w1/override", {"mode": "speculative", "draft_tokens": "0"}, "`draft_tokens` must be"),
+    ):
+        status, said = await site.act(path, **form)
+        assert (status, words in said) == (303, True), (path, said)
+    assert all(not tenant.keys for tenant in site.tenants.tenants if tenant.name == "acme")
+    assert await site.overrides.list() == ()
+    assert site.workers.drains == []
+
+
+async def test_a_worker_is_drained_overridden_and_recycled(site):
+    """By the operator that is logged in; a later page says nothing of it."""
+    await site.log_in()
+    actor = STORED_ADMIN_KEY.key_id
+    assert "no new requests" in (await site.act("/workers/w1/drain", force="yes", note="fan"))[1]
+    assert "gets requests again" in (await site.act("/workers/w1/undrain"))[1]
+    assert site.workers.drains == [("w1", True, actor, "fan"), ("w1", False, actor, "")]
+    _, said = await site.act("/workers/w1/override", mode="target_only", minutes="5", note="test")
+    assert "target-only until 1970-01-01 00:21:40 UTC" in said
+    (order,) = await site.overrides.list()
+    assert (order.worker, order.expires_at) == ("w1", 1300.0)
+    assert f"set by {actor}: test" in (await site.client.get("/console/workers/w1/live")).text
+    assert "Remove the override" in (await site.client.get("/console/workers/w1")).text
+    assert "the monitor decides again" in (await site.act("/workers/w1/override", mode="auto"))[1]
+    assert await site.overrides.list() == ()
+    assert "restarted" in (await site.act("/workers/w1/recycle", draft="without", note="decay"))[1]
+    (recycled,) = site.control.recycles
+    assert recycled == {"worker": "w1", "with_draft": False, "note": "decay", "actor": actor}
+    assert "data-notice" not in (await site.client.get("/console/workers/w1")).text
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed", "refused"),
+    [
+        (AdminScope.READ, (), ("/tenants/acme/keys", "/workers/w1/drain", "/workers/w1/override")),
+        (AdminScope.TENANTS, ("/tenants/acme/keys",), ("/workers/w1/drain", "/workers/w1/recycle")),
+        (AdminScope.WORKERS, ("/workers/w1/undrain",), ("/tenants/acme/keys",)),
+    ],
+)
+async def test_actions_need_their_scope(site, scope, allowed, refused):
+    """The forms are not there, and sending one anyway does nothing."""
+    key, stored = make_key(b"s" * 37, admin=True, scopes=frozenset({AdminScope.READ, scope}))
+    site.tenants.replace((*site.tenants.tenants, Tenant(name="some", keys=(stored,))))
+    await site.log_in(key)
+    pages = [
+        (await site.client.get(f"/console{path}")).text for path in ("/tenants/acme/keys", "/workers/w1")
+    ]
+    for path in refused:
+        assert f'action="/console{path}"' not in "".join(pages)
+        status, said = await site.act(path)
+        assert (status, "lacks the scope" in said) == (403, True), path
+    for path in allowed:
+        status, said = await site.act(path)
+        assert (status, "lacks the scope" in said) == (303, False), path
+    assert site.control.recycles == []
+
+
+async def test_a_request_is_looked_up_verified_and_the_reading_recorded(site):
+    """By its id or by an entry's index; the receipt and the entry are what `verify.py` takes."""
+    intent = await site.audit.append(EntryType.CONSOLE_LOGIN, key_id="abc", client="private")
+    await until(lambda: (latest := site.store.latest_checkpoint()) is not None and latest.size > intent.index)
+    await site.log_in()
+    text = (await site.client.get(f"/console/requests?id={intent.index}")).text
+    assert "<code>console.login</code>" in text
+    assert re.search(r"data-verdict>valid<", text)
+    proof = await site.client.get(f"/console/requests/receipt?index={intent.index}")
+    leaf = await site.client.get(f"/console/requests/receipt?index={intent.index}&part=entry")
+    assert f'filename="entry-{intent.index}.tlog-proof"' in proof.headers["content-disposition"]
+    assert (
+        verify_receipt(proof.content, leaf.content, parse_keys(site.console.vkey()), None).exit_code
+        is ExitCode.VALID
+    )
+    readings = [fields["operation"] for fields in await site.entries("audit.read")]
+    assert readings == ["show", "receipt", "receipt"]
+    for name in ("no-such-request", "999999", "x" * 200):
+        answer = await site.client.get("/console/requests", params={"id": name})
+        assert (answer.status_code, 'role="alert"' in answer.text) == (404, True)
+    assert len(await site.entries("audit.read")) == len(readings)
+
+
+async def test_nothing_is_shown_if_the_reading_cannot_be_recorded(site, monkeypatch):
+    intent = await site.audit.append(EntryType.CONSOLE_LOGIN, key_id="abc", client="private")
+    await site.log_in()
+
+    async def fail(*_given: object, **_fields: object) -> None:
+        raise AuditUnavailableError("the disk is full")
+
+    monkeypatch.setattr(site.audit, "append", fail)
+    answer = await site.client.get(f"/console/requests?id={intent.index}")
+    assert (answer.status_code, "the disk is full" in answer.text) == (503, True)
+    assert "console.login" not in answer.text

@@ -11,8 +11,8 @@ import structlog
 from starlette.requests import Request
 
 from appliance.api.console.chart import HEIGHT, MAX_LINES, WIDTH, draw
+from appliance.api.console.forms import MAX_FORM_BYTES, MAX_FORM_FIELDS, is_from_here, read_form
 from appliance.api.console.history import KEPT_SECONDS, SAMPLE_SECONDS, AcceptanceSample, History
-from appliance.api.console.pages import MAX_FORM_BYTES, is_from_here, read_form
 from appliance.api.console.sessions import MAX_ADDRESSES, MAX_SESSIONS, LoginAttempts, Sessions
 from appliance.api.console.views import MODES, REASONS
 from appliance.serving.pool import WorkerPool
@@ -146,7 +146,7 @@ async def test_forms_are_read_within_bounds():
         ({"content-length": str(MAX_FORM_BYTES + 1)}, b"key=a"),
         ({"content-length": "x"}, b"key=a"),
         ({"content-length": "5"}, b"\xff\xfe=1"),
-        ({"content-length": "30"}, b"&".join([b"a=1"] * 11)),
+        ({"content-length": "60"}, b"&".join([b"a=1"] * (MAX_FORM_FIELDS + 1))),
     ):
         assert await read_form(request(headers, body)) == {}
 

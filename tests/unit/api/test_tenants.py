@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -25,6 +26,7 @@ from appliance.infra.settings import ApiSettings, LogSettings
 from appliance.serving.pool import WorkerPool
 from appliance.tenancy import Tenant, TenantDirectory, digest_key
 from appliance.tenancy.identity.authenticator import Authenticator
+from appliance.tenancy.limits.limiting import NO_LIMITS
 from appliance.tenancy.roster import Roster
 from appliance.tenancy.store import SqlTenantStore
 from appliance.tenancy.watch import TenantWatch
@@ -103,7 +105,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
                 refused=uncounted_refusals(),
                 pool=WorkerPool(),
                 workers=NOTHING,
-                gateway=NOTHING,
+                gateway=SimpleNamespace(limits=NO_LIMITS),  # type: ignore[arg-type]
                 audit=NOTHING,
                 attribution=NOTHING,
                 control=NOTHING,
