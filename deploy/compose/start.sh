@@ -98,7 +98,7 @@ ready    ${found%% *}://$address/v1  (model: ${found#* })
 
 curl ${found%% *}://$address/v1/chat/completions -H "Authorization: Bearer \$(cat $key)" \\
   -H 'Content-Type: application/json' \\
-  -d '{"model": "${found#* }", "max_tokens": 64, "messages": [{"role": "user", "content": "def add_two_numbers("}]}'
+  -d '{"model": "${found#* }", "max_tokens": 64, "temperature": 0, "messages": [{"role": "user", "content": "Write a Python function \`get_name\`."}]}'
 
 docs     ${found%% *}://$address/docs
 console  http://$(compose port admin 8081)/console, with the admin key:

@@ -3,8 +3,8 @@
 #
 # IMAGE is gateway, worker-cpu or worker-gpu.  Only this step needs a package index; the build
 # that follows (build.sh) reads only DIRECTORY.  `own` has the appliance's wheel, one folder per image its other
-# packages, with the versions and hashes of deploy/locks, and `tools` the tools of the build, which are in no
-# image.
+# packages, with the versions and hashes of deploy/locks, `tools` the tools of the build, and `demo-wheel` the demo
+# models as a package, for `appliance up` without a checkout; these two are in no image.
 #
 # The wheels are for the Python of the base image, 3.11 unless PYTHON_VERSION says otherwise.
 # worker-cpu uses a build of torch for CPUs if it finds one: if yours is on another index, name it with
@@ -46,7 +46,7 @@ collect_locked() {
 # Remove earlier downloads: they may have other versions, and everything in a folder is installed.
 mkdir -p "$directory"
 directory=$(cd "$directory" && pwd)
-for part in build own tools "$@"; do rm -rf "${directory:?}/$part"; done
+for part in build own demo-wheel tools "$@"; do rm -rf "${directory:?}/$part"; done
 
 say "building the documentation, which the gateway serves"
 make --no-print-directory -C "$root" docs PYTHON="$python" >&2
@@ -54,6 +54,9 @@ say "building the appliance's own wheel"
 collect_locked build build
 "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-index --find-links "$directory/build" \
     --wheel-dir "$directory/own" "$root"
+say "building the wheel of the demo models"
+"$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --no-index --find-links "$directory/build" \
+    --wheel-dir "$directory/demo-wheel" "$root/demo"
 
 say "collecting the tools of the build"
 collect_locked tools tools

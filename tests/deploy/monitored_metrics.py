@@ -16,16 +16,21 @@ from tests.deploy.promql import TARGET, Labels, labels_of
 
 WORKER_PAGE = ROOT / "tests" / "data" / "vllm-0.32.0-metrics.txt"
 """The page of a worker with a draft, as vLLM 0.32.0 wrote it."""
+GPUS = frozenset({"gpu", "UUID", "device", "modelName", "Hostname"})
+"""Labels of NVIDIA's DCGM exporter: https://docs.nvidia.com/datacenter/dcgm/latest/reference/dcgm-exporter-metrics.html"""
+GPU_METRICS = ("GPU_UTIL", "FB_USED", "POWER_USAGE", "GPU_TEMP", "XID_ERRORS")
+"""Some that it exports by default (same page), without `DCGM_FI_DEV_`."""
 
 
 @cache
 def known_metrics() -> dict[str, Labels]:
     """The labels of each metric, those of recording rules last."""
     known = {**_ours(), **_of_worker(), "up": TARGET}
+    known |= {f"DCGM_FI_DEV_{name}": TARGET | GPUS for name in GPU_METRICS}
     known["ALERTS"] = TARGET | {"alertname", "alertstate", "severity", "worker"}
     for rule in rules():
         if "record" in rule:
-            known[rule["record"]] = labels_of(promql.parse(rule["expr"]), known)
+            known[rule["record"]] = labels_of(promql.parse(rule["expr"]), known) | {"cluster"}
     return known
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,16 +95,19 @@ def furnish(directory: Path, host: str) -> None:
 
 @asynccontextmanager
 async def worker_on(port: int) -> Any:
-    """A scripted worker at the port that the chart's workers have."""
+    """A scripted worker at the ports that the chart's workers have."""
     async with FakeWorker().serving() as worker:
         target = int(worker.url.rpartition(":")[2])
-
-        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            answers, requests = await asyncio.open_connection("127.0.0.1", target)
-            await asyncio.gather(_pump(reader, requests), _pump(answers, writer))
-
-        async with await asyncio.start_server(relay, "127.0.0.1", port):
+        async with await _relayed(port, target), await _relayed(port + 1, target + 1):
             yield worker
+
+
+def _relayed(port: int, target: int) -> Coroutine[Any, Any, asyncio.Server]:
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", target)
+        await asyncio.gather(_pump(reader, requests), _pump(answers, writer))
+
+    return asyncio.start_server(relay, "127.0.0.1", port)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,14 +11,20 @@ from collections.abc import Mapping
 import promql_parser as promql
 
 Labels = frozenset[str]
-TARGET = frozenset({"namespace", "job", "instance"})
-"""Labels that Prometheus adds to every series; outside of Kubernetes the namespace is empty."""
+TARGET = frozenset({"cluster", "namespace", "job", "instance"})
+"""
+Labels that Prometheus adds to every series; outside of Kubernetes the namespace is empty.
+
+`cluster` is an external label: only a store of several Prometheus servers has it.
+"""
 SUBSTITUTES = {
     "$__rate_interval": "1m",
     "$__interval": "15s",
     "$__range": "1h",
     "$price": "2.50",
-    **dict.fromkeys(("$job", "$worker", "$model", "$tenant", "$instance"), ".*"),
+    **dict.fromkeys(
+        ("$cluster", "$namespace", "$job", "$worker", "$model", "$tenant", "$instance", "$Hostname"), ".*"
+    ),
 }
 """What Grafana puts in the place of its variables, where all is chosen."""
 

@@ -95,7 +95,7 @@ def test_every_example_is_accepted_by_the_appliance(example, tmp_path):
             assert (settings.api.port, settings.api.admin_port) == (8080, 8081)
             if settings.pool.discover:
                 assert parse_service(settings.pool.discover).port == 8000
-            assert 8000 in gateway_ports(settings)
+            assert {8000, 8001} <= gateway_ports(settings)
             for witness in settings.audit.witnesses:
                 assert parse_verifier_keys(witness.key)
             paths += [settings.audit.signing_key_file, settings.tenants.file, settings.oidc.jwks_file]

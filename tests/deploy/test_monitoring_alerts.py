@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.monitoring_files import RECORDING, RULES, alerts, groups, tool
+from tests.deploy.monitoring_files import DASHBOARDS, RECORDING, RULES, alerts, groups, tool
 
 HOUR = 60
 """In minutes."""
@@ -846,11 +846,14 @@ def test_promtool_accepts_the_rules():
 
 
 @pytest.mark.parametrize("name", sorted(alerts()))
-def test_alert_has_severity_summary_description_and_runbook(name: str):
-    """Severity, one line, an explanation, and the page that helps."""
+def test_alert_has_severity_summary_description_and_links(name: str):
+    """Severity, one line, an explanation, the page that helps, and the dashboard that shows it."""
     rule = alerts()[name]
     notes = rule["annotations"]
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert notes["summary"].endswith(".")
     assert len(notes["description"]) > len("It is broken.")
     assert notes["runbook_url"] == f"{{{{ $externalLabels.appliance_docs }}}}/runbooks/alerts/{name}.html"
+    label, uid = notes["dashboard_url"].split("/d/")
+    assert label == "{{ $externalLabels.appliance_grafana }}"
+    assert uid in {file.stem for file in DASHBOARDS}

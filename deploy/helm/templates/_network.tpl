@@ -78,6 +78,7 @@
           {{- include "appliance.podSelector" (dict "root" . "component" "worker") | nindent 10 }}
   ports:
     - {protocol: TCP, port: 8000}
+    - {protocol: TCP, port: 8001}
 {{- with include "appliance.databaseEgress" . }}
 {{ . }}
 {{- end }}

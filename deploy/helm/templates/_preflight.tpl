@@ -22,6 +22,10 @@ picker.enabled needs picker.pods.labels: the labels of the vLLM pods to pick fro
 {{- if and $values.picker.enabled (not $values.keys.controlToken.existingSecret) }}
 picker.enabled needs keys.controlToken.existingSecret: the token that the vLLM pods expect of the appliance
 {{- end -}}
+{{- $control := int (default 8001 (default dict $values.settings.pool).control_port) -}}
+{{- if and (include "appliance.serves" .) (ne $control 8001) }}
+settings.pool.control_port is {{ $control }}, and the chart's workers are controlled at 8001: remove it
+{{- end -}}
 {{- if and (eq $database.kind "sqlite") (gt $most 1) }}
 database.kind is sqlite with {{ $most }} gateways: its file supports one; use PostgreSQL (external or inChart), or gateway.replicas: 1 without autoscaling
 {{- end -}}

@@ -134,6 +134,8 @@ spec:
       ports:
         - name: worker
           containerPort: 8000
+        - name: control
+          containerPort: 8001
       # Reading, loading and compiling; five minutes more to hash the weights before that.
       startupProbe:
         httpGet: {path: /health, port: worker}

@@ -2,7 +2,17 @@
 Whether the log is complete and unaltered, and egress is closed.
 """
 
-from deploy.monitoring.source.common import AUDIT_LOG, DAY, EGRESS, JOB, JOBS, ZERO, quantiles, since, until
+from deploy.monitoring.source.common import (
+    AUDIT_LOG,
+    DAY,
+    EGRESS,
+    INSTALLATION,
+    JOB,
+    NONE,
+    quantiles,
+    since,
+    until,
+)
 from deploy.monitoring.source.panels import PER_SECOND, Dashboard, Panel, Query, Row
 
 STATE = Row(
@@ -47,13 +57,6 @@ STATE = Row(
             unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")},
         ),
         EGRESS,
-        Panel(
-            title="Last egress check",
-            text="Time since the last egress check of a gateway.",
-            queries=(Query(expr=since("appliance_egress_last_check_timestamp_seconds")),),
-            unit="s", kind="stat", width=3, height=4, mappings={"-1": ("never", "orange")},
-            thresholds=((DAY, "orange"), (2 * DAY, "red")),
-        ),
     ),
 )  # fmt: skip
 LOG = Row(
@@ -64,16 +67,16 @@ LOG = Row(
             text="Per second, by type; the ten most frequent. Each request has an intent and an outcome.",
             queries=(
                 Query(
-                    expr=f"topk(10, sum by (type) (rate(appliance_audit_entries_total{{{JOB}}}[$__rate_interval])))",
+                    expr=f"topk(10, sum by (type) (rate(appliance_audit_entries_total{{{JOB}}}[$__rate_interval])) > 0)",
                     legend="{{type}}",
                 ),
             ),
-            unit=PER_SECOND, stacked=True,
+            unit=PER_SECOND, stacked=True, absent=NONE,
         ),
         Panel(
             title="Commit duration",
             text="Each answer waits for two commits. If it grows, check the disk of the database.",
-            queries=quantiles("appliance_audit_commit_seconds", JOB, 0.5, 0.99),
+            queries=quantiles("appliance_audit_commit_seconds", JOB),
             unit="s",
         ),
         Panel(
@@ -100,7 +103,7 @@ LOG = Row(
                     legend="spooled",
                 ),
             ),
-            unit=PER_SECOND,
+            unit=PER_SECOND, maximum=1,
         ),
         Panel(
             title="Signed, checked and witnessed entries",
@@ -133,7 +136,7 @@ ENDS = Row(
                     legend="{{instance}}: {{disk}}",
                 ),
             ),
-            unit="bytes",
+            unit="bytes", width=6,
         ),
         Panel(
             title="Certificate expires in",
@@ -153,19 +156,26 @@ ENDS = Row(
             text="Checks in the time range, by verdict: only `closed` proves that nothing outside can be reached.",
             queries=(
                 Query(
-                    expr=f"sum by (verdict) (increase(appliance_egress_checks_total{{{JOB}}}[$__range])) "
-                    f"or on() {ZERO}",
+                    expr=f"sum by (verdict) (increase(appliance_egress_checks_total{{{JOB}}}[$__range])) ",
                     legend="{{verdict}}",
                 ),
             ),
             kind="stat", width=4,
+            absent=NONE,
         ),
         Panel(
-            title="Wall",
+            title="Last egress check",
+            text="Time since the last egress check of a gateway.",
+            queries=(Query(expr=since("appliance_egress_last_check_timestamp_seconds")),),
+            unit="s", kind="stat", width=3, height=8, mappings={"-1": ("never", "orange")},
+            thresholds=((DAY, "orange"), (2 * DAY, "red")),
+        ),
+        Panel(
+            title="Wall (Landlock)",
             text="Whether the kernel allows gateways to connect to configured ports only. `no wall`: the kernel has no "
             "support, or the wall is off; docs/explanation/no-egress.md says which layers remain.",
             queries=(Query(expr=f"min(appliance_wall_up{{{JOB}}})"),),
-            kind="stat", width=4, height=8, mappings={"0": ("no wall", "orange"), "1": ("up", "green")},
+            kind="stat", width=3, height=8, mappings={"0": ("no wall", "orange"), "1": ("up", "green")},
         ),
     ),
 )  # fmt: skip
@@ -174,7 +184,7 @@ AUDIT = Dashboard(
     uid="appliance-audit",
     title="Appliance: audit and sovereignty",
     text="Whether the log is complete and unaltered, and egress is closed.",
-    variables=(JOBS,),
+    variables=INSTALLATION,
     events=(),
     rows=(STATE, LOG, ENDS),
 )

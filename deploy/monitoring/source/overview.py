@@ -2,24 +2,32 @@
 The overview: the state of an installation, and where a problem is.
 """
 
+from dataclasses import replace
+
 from deploy.monitoring.source.common import (
+    ACCEPTANCE_LENGTH,
     AUDIT_LOG,
     EGRESS,
     EVENTS,
     FIRING,
+    INSTALLATION,
     JOB,
-    JOBS,
     KV_CACHE,
     MODEL,
     MODELS,
+    NONE,
+    SITE,
     TOKENS_GENERATED,
     WORKER,
     WORKERS,
     ZERO,
     ZERO_OF_RULES,
+    preemptions,
     quantiles,
 )
 from deploy.monitoring.source.panels import TOKENS_PER_SECOND, Dashboard, Panel, Query, Row
+
+AUDIT_DASHBOARD = ("Audit and sovereignty", "/d/appliance-audit")
 
 NOW = Row(
     title="Now",
@@ -30,12 +38,13 @@ NOW = Row(
             text="Workers that can take requests. If there are fewer than expected, see the dashboard Worker.",
             queries=(Query(expr=f"count(max by (worker) (appliance_worker_up{{{WORKER}}}) == 1) or on() {ZERO}"),),
             kind="stat", width=3, height=4, base="red", thresholds=((1, "green"),),
+            link=("Worker", "/d/appliance-worker"),
         ),
         Panel(
-            title="Requests per second",
-            text="Finished requests, with any outcome.",
+            title="Request rate",
+            text="Finished requests per second, with any outcome.",
             queries=(Query(expr=f"sum(rate(appliance_requests_total{{{MODEL}}}[$__rate_interval]))"),),
-            unit="reqps", kind="stat", width=3, height=4,
+            unit="reqps", kind="stat", width=3, height=4, link=("Tenants and cost", "/d/appliance-tenants"),
         ),
         Panel(
             title="Error ratio",
@@ -50,15 +59,56 @@ NOW = Row(
             queries=(Query(expr=f'sum(appliance_queue_requests{{{JOB},priority!="batch"}})'),),
             kind="stat", width=3, height=4, thresholds=((10, "orange"), (100, "red")),
         ),
+        replace(ACCEPTANCE_LENGTH, link=("Speculation", "/d/appliance-speculation")),
+        replace(AUDIT_LOG, link=AUDIT_DASHBOARD),
+        replace(EGRESS, link=AUDIT_DASHBOARD),
+    ),
+)  # fmt: skip
+
+
+def _requests(counted: str) -> str:
+    """Requests of 30 days, by installation, up to a factor: both rates are recorded at the same times."""
+    return f"sum_over_time(appliance:{counted}:rate5m{{{JOB}}}[30d])"
+
+
+OBJECTIVE = Row(
+    title="Service level objective and alerts",
+    panels=(
         Panel(
-            title="Acceptance length",
-            text="Mean tokens per step, over all workers that draft. 1 means that no draft token is accepted. Which "
-            "value is good depends on the load: see the dashboard Speculation.",
-            queries=(Query(expr=f"avg(appliance_acceptance_length{{{WORKER}}})"),),
-            unit="none", kind="stat", width=3, height=4,
+            title="Error budget left",
+            text="Of the last 30 days, or as long as Prometheus has data: 1 minus the error ratio divided by the 0.5 % "
+            "that the objective allows; the installation with least. Below 0 the objective is missed: no risky "
+            "change until it recovers.",
+            queries=(
+                Query(
+                    expr=f"min(1 - {_requests('errors')} / ({_requests('errors')} + {_requests('completed')} > 0) "
+                    "/ 0.005)"
+                ),
+            ),
+            unit="percentunit", kind="stat", width=4, base="red", thresholds=((0, "orange"), (0.25, "green")),
         ),
-        AUDIT_LOG,
-        EGRESS,
+        Panel(
+            title="Error budget burn rate",
+            text="How fast the error budget is used: at 1 it is used up in 30 days, at 14.4 in two days. Both alerts, "
+            "ApplianceErrorBudgetBurnsFast and ApplianceErrorBudgetBurnsSlowly, compare a long window with a short one.",
+            queries=tuple(
+                Query(expr=f"max(appliance:errors:ratio_rate{window}{{{JOB}}}) / 0.005", legend=f"over {window}")
+                for window in ("1h", "6h", "3d")
+            ),
+            unit="suffix:x", maximum=15, thresholds=((1, "orange"), (14.4, "red")),
+        ),
+        Panel(
+            title="Firing alerts",
+            text="Each alert that fires now, in the selected clusters and namespaces. The link opens Grafana's list of "
+            "alerts; there `runbook_url` says what to do, and `dashboard_url` where to look.",
+            queries=(Query(expr=f'ALERTS{{{SITE},alertname=~"Appliance.+",alertstate="firing"}}'),),
+            kind="table", width=12, link=("Alerts", "/alerting/list?search=Appliance"),
+            absent="None, if Alerts firing is 0",
+            columns={
+                "alertname": "Alert", "severity": "Severity", "namespace": "Namespace", "job": "Job",
+                "instance": "Instance", "worker": "Worker",
+            },
+        ),
     ),
 )  # fmt: skip
 TRAFFIC = Row(
@@ -78,23 +128,23 @@ TRAFFIC = Row(
             unit="reqps", stacked=True,
         ),
         Panel(
-            title="Time to the first byte",
+            title="Time to first token (TTFT)",
             text="From a request to the first frame of a streamed answer, including queueing and prompt processing. If "
             "it rises while requests are queued, there are too few workers. If it rises alone, prompts got longer.",
-            queries=quantiles("appliance_time_to_first_byte_seconds", MODEL, 0.5, 0.95),
+            queries=quantiles("appliance_time_to_first_byte_seconds", MODEL),
             unit="s",
         ),
         Panel(
-            title="Time between frames",
+            title="Inter-token latency (ITL)",
             text="From one frame of a streamed answer to the next, as sent; with drafts a frame has several tokens. It "
             "grows with the batch size. Counted when a stream ends. At seconds, readers see the text stop.",
-            queries=quantiles("appliance_inter_token_seconds", MODEL, 0.5, 0.99),
+            queries=quantiles("appliance_inter_token_seconds", MODEL),
             unit="s",
         ),
         Panel(
-            title="Request duration",
+            title="End-to-end latency",
             text="From a request to the last byte of its answer. Long answers take long: compare with earlier values.",
-            queries=quantiles("appliance_request_seconds", MODEL, 0.5, 0.95),
+            queries=quantiles("appliance_request_seconds", MODEL),
             unit="s", width=6,
         ),
         Panel(
@@ -122,25 +172,26 @@ TRAFFIC = Row(
             text="The eight most frequent codes; docs/reference/errors.md explains each.",
             queries=(
                 Query(
-                    expr=f"topk(8, sum by (code) (rate(appliance_errors_total{{{JOB}}}[$__rate_interval])))",
+                    expr=f"topk(8, sum by (code) (rate(appliance_errors_total{{{JOB}}}[$__rate_interval])) > 0)",
                     legend="{{code}}",
                 ),
             ),
-            unit="reqps", stacked=True, width=6,
+            unit="reqps", stacked=True, width=6, absent=NONE,
         ),
     ),
 )  # fmt: skip
 CAPACITY = Row(
     title="Capacity",
     panels=(
-        TOKENS_GENERATED,
-        KV_CACHE,
+        replace(TOKENS_GENERATED, width=6),
+        replace(KV_CACHE, width=6),
+        replace(preemptions(SITE), width=6),
         Panel(
             title="Gateway overhead",
             text="Time that the gateway itself adds before the first byte, including the wait for the audit log. "
             "If it grows, check the disk of the log.",
-            queries=quantiles("appliance_overhead_seconds", JOB, 0.5, 0.99),
-            unit="s",
+            queries=quantiles("appliance_overhead_seconds", JOB),
+            unit="s", width=6,
         ),
     ),
 )  # fmt: skip
@@ -149,7 +200,7 @@ OVERVIEW = Dashboard(
     uid="appliance-overview",
     title="Appliance: overview",
     text="The state of an installation, and where a problem is.",
-    variables=(JOBS, WORKERS, MODELS),
+    variables=(*INSTALLATION, WORKERS, MODELS),
     events=EVENTS,
-    rows=(NOW, TRAFFIC, CAPACITY),
+    rows=(NOW, OBJECTIVE, TRAFFIC, CAPACITY),
 )

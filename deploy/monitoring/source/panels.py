@@ -10,10 +10,12 @@ COLUMNS = 24
 """Grafana's grid; a row of panels fills it."""
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Json = dict[str, Any]
-TOKENS_PER_SECOND, PER_SECOND = "suffix: tokens/s", "suffix: /s"
+TOKENS_PER_SECOND, PER_SECOND = "suffix:tokens/s", "suffix:/s"
 """Units that Grafana has no name for."""
 DRILLS = {"worker": "appliance-worker", "tenant": "appliance-tenants"}
 """By label: the dashboard about one of its values, which a click on a series opens."""
+KEPT = "${cluster:queryparam}&${namespace:queryparam}&${job:queryparam}&${__url_time_range}"
+"""What a link to another dashboard keeps: the installation and the time range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,13 @@ class Panel:
     minimum: float | None = 0
     """Lower end of the axis; None if values can be below 0."""
     link: tuple[str, str] | None = None
-    """Title and path, in Grafana, of where to go on."""
+    """Title and path, in Grafana, of the next page to open."""
+    absent: str = ""
+    """Text instead of `No data`, if the series are optional: what is missing."""
+    columns: Mapping[str, str] | None = None
+    """Columns of a table, in this order, with their headings; all others are hidden."""
+    pivot: tuple[str, str] | None = None
+    """Labels of the rows and of the columns of a table."""
 
     def json(self, number: int, x: int, y: int) -> Json:
         """The panel at a position of the grid."""
@@ -67,10 +75,26 @@ class Panel:
         }
         if self.link is not None:
             title, url = self.link
-            made["links"] = [{"title": title, "url": url, "type": "link", "targetBlank": False}]
-        if self.kind == "table":
-            hidden = {"Time": True, "job": True, "__name__": True}
-            made["transformations"] = [{"id": "organize", "options": {"excludeByName": hidden}}]
+            kept = f"{url}?{KEPT}" if url.startswith("/d/") else url
+            made["links"] = [{"title": title, "url": kept, "type": "link", "targetBlank": False}]
+        if self.pivot is not None:
+            row, column = self.pivot
+            options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
+            made["transformations"] = [{"id": "groupingToMatrix", "options": options}]
+            made["transformations"].append(
+                {"id": "organize", "options": {"renameByName": {f"{row}\\{column}": row}}}
+            )
+        elif self.columns is not None:
+            made["transformations"] = [
+                {"id": "filterFieldsByName", "options": {"include": {"names": list(self.columns)}}},
+                {
+                    "id": "organize",
+                    "options": {
+                        "indexByName": {name: at for at, name in enumerate(self.columns)},
+                        "renameByName": dict(self.columns),
+                    },
+                },
+            ]
         return made
 
     def _target(self, letter: str, query: Query) -> Json:
@@ -88,10 +112,13 @@ class Panel:
         steps = [{"color": self.base, "value": None}]
         steps += [{"color": color, "value": value} for value, color in self.thresholds]
         made: Json = {"unit": self.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+        if self.absent:
+            made["noValue"] = self.absent
+        of = "__data.fields" if self.kind == "table" else "__field.labels"
         drills = [
             {
-                "title": f"${{__field.labels.{label}}}",
-                "url": f"/d/{uid}?var-{label}=${{__field.labels.{label}}}&${{__url_time_range}}",
+                "title": f"${{{of}.{label}}}",
+                "url": f"/d/{uid}?var-{label}=${{{of}.{label}}}&{KEPT}",
             }
             for label, uid in DRILLS.items()
             if any(f"{{{{{label}}}}}" in query.legend for query in self.queries)
@@ -105,8 +132,8 @@ class Panel:
             made["mappings"] = [{"type": "value", "options": options}]
         if self.kind in {"stat", "table", "bargauge", "state-timeline"}:
             made["color"] = {"mode": "thresholds"}
-        if self.kind == "bargauge" or self.maximum is not None:
-            made |= {"min": 0, "max": 1 if self.maximum is None else self.maximum}
+        if self.kind == "bargauge":
+            made |= {"min": 0, "max": self.maximum} if self.maximum is not None else {"min": 0}
         if self.kind == "timeseries":
             made |= {"color": {"mode": "palette-classic"}}
             if self.minimum is not None:
@@ -120,6 +147,8 @@ class Panel:
                 "stacking": {"mode": "normal" if self.stacked else "none", "group": "A"},
                 "thresholdsStyle": {"mode": "line" if self.thresholds else "off"},
             }
+            if self.maximum is not None:
+                made["custom"]["axisSoftMax"] = self.maximum
         return made
 
     def _options(self) -> Json:
@@ -144,7 +173,7 @@ class Panel:
                     "tooltip": {"mode": "single", "sort": "none"},
                 }
             case "table":
-                return {"showHeader": True}
+                return {"showHeader": True, "cellHeight": "sm"}
             case _:
                 return {
                     "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},

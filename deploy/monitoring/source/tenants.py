@@ -2,7 +2,25 @@
 Tenants: usage, limits, costs, and tokens at a price.
 """
 
-from deploy.monitoring.source.common import EVENTS, JOB, JOBS, MODELS, TENANT, TENANTS, ZERO, until
+from dataclasses import replace
+
+from deploy.monitoring.source.common import (
+    BOUNDS,
+    BY_INSTALLATION,
+    EVENTS,
+    INSTALLATION,
+    JOB,
+    MODELS,
+    NONE,
+    SAVED,
+    TENANT,
+    TENANTS,
+    ZERO,
+    acceptance_by_tenant,
+    rejected_by_tenant,
+    saved,
+    until,
+)
 from deploy.monitoring.source.panels import TOKENS_PER_SECOND, Dashboard, Panel, Query, Row
 
 USE = Row(
@@ -37,11 +55,12 @@ USE = Row(
             queries=(
                 Query(
                     expr="topk(10, sum by (tenant, outcome) (rate(appliance_requests_total"
-                    f'{{{TENANT},outcome!="completed"}}[$__rate_interval]))) or on() {ZERO}',
+                    f'{{{TENANT},outcome!="completed"}}[$__rate_interval])))',
                     legend="{{tenant}}: {{outcome}}",
                 ),
             ),
             unit="reqps",
+            absent=NONE,
         ),
         Panel(
             title="Tokens in the time range",
@@ -52,7 +71,7 @@ USE = Row(
                     legend="{{tenant}}: {{kind}}",
                 ),
             ),
-            kind="table", width=12,
+            kind="table", width=12, pivot=("tenant", "kind"),
         ),
         Panel(
             title="Price in the time range",
@@ -65,7 +84,7 @@ USE = Row(
                     legend="{{tenant}}",
                 ),
             ),
-            unit="none", kind="table", width=12,
+            unit="none", kind="table", width=12, columns={"tenant": "tenant", "Value": "price"},
         ),
     ),
 )  # fmt: skip
@@ -78,12 +97,12 @@ ENGINES = Row(
             "is busy all the time. Costs: `appliance cost report`.",
             queries=(
                 Query(
-                    expr=f"topk(10, sum by (tenant) (rate(appliance_engine_seconds_total{{{TENANT}}}[$__rate_interval]))) "
-                    f"or on() {ZERO}",
+                    expr=f"topk(10, sum by (tenant) (rate(appliance_engine_seconds_total{{{TENANT}}}[$__rate_interval]))) ",
                     legend="{{tenant}}",
                 ),
             ),
             unit="none", stacked=True,
+            absent=NONE,
         ),
         Panel(
             title="Power by tenant",
@@ -91,12 +110,12 @@ ENGINES = Row(
             "settings; 0 without either.",
             queries=(
                 Query(
-                    expr=f"topk(10, sum by (tenant) (rate(appliance_energy_joules_total{{{TENANT}}}[$__rate_interval]))) "
-                    f"or on() {ZERO}",
+                    expr=f"topk(10, sum by (tenant) (rate(appliance_energy_joules_total{{{TENANT}}}[$__rate_interval]))) ",
                     legend="{{tenant}}",
                 ),
             ),
             unit="watt", stacked=True,
+            absent=NONE,
         ),
         Panel(
             title="Engine utilisation",
@@ -104,54 +123,38 @@ ENGINES = Row(
             "requests wait.",
             queries=(
                 Query(
-                    expr=f"max by (worker) (rate(appliance_worker_busy_seconds_total{{{JOB}}}[$__rate_interval])) "
-                    f"or on() {ZERO}",
+                    expr=f"max by (worker) (rate(appliance_worker_busy_seconds_total{{{JOB}}}[$__rate_interval])) ",
                     legend="{{worker}}",
                 ),
             ),
             unit="percentunit", maximum=1,
+            absent=NONE,
         ),
     ),
 )  # fmt: skip
 
 
-SITE = "namespace, job"
-"""Labels that identify an installation; each has prices of its own."""
-
-
 def _price(of: str) -> str:
     """A price from each installation's settings; no series if it is not set."""
-    return f'max by ({SITE}) (appliance_cost_price{{{JOB},of="{of}"}})'
+    return f'max by ({BY_INSTALLATION}) (appliance_cost_price{{{JOB},of="{of}"}})'
 
 
 def _priced(amount: str, of: str) -> str:
     """Sum of each installation's amount times its price; 0 without a price."""
-    return f"(sum({amount} * on ({SITE}) {_price(of)}) or on() {ZERO})"
+    return f"(sum({amount} * on ({BY_INSTALLATION}) {_price(of)}) or on() {ZERO})"
 
 
 def _each_second(counter: str) -> str:
     """Rate of a counter over all workers and an hour; each gateway observes every worker completely."""
-    return f"sum by ({SITE}) (max by ({SITE}, worker) (rate({counter}{{{JOB}}}[1h])))"
-
-
-def _saved(bound: str | None) -> str:
-    """Engine seconds that drafting saved; a gateway counts them while it holds the lease."""
-    metric = "appliance_speculation_saved_engine_seconds"
-    if bound is not None:
-        metric = "appliance_speculation_saved_bound_engine_seconds"
-    selector = JOB if bound is None else f'{JOB},bound="{bound}"'
-    return f"sum by ({SITE}) ({metric}{{{selector}}})"
+    return f"sum by ({BY_INSTALLATION}) (max by ({BY_INSTALLATION}, worker) (rate({counter}{{{JOB}}}[1h])))"
 
 
 MACHINES = _priced(_each_second("appliance_worker_observed_seconds_total"), "worker_hour")
 ENERGY = _priced(_each_second("appliance_worker_energy_joules_total") + " / 1000", "kwh")
 PEOPLE = f"(sum({_price('site_hour')}) or on() {ZERO})"
 DELIVERED = f'sum(rate(appliance_tokens_total{{{JOB},kind="completion"}}[1h]))'
-BOUNDS = (("low", "at least"), (None, "measured"), ("high", "at most"))
-"""95 % confidence, as if all measurements erred the same way."""
-
 COST = Row(
-    title="Costs (prices from the settings, section `cost`)",
+    title="Costs at the prices in the settings (section cost)",
     panels=(
         Panel(
             title="Cost per hour",
@@ -173,21 +176,13 @@ COST = Row(
             ),
             unit="none", width=6,
         ),
-        Panel(
-            title="Engine time saved by drafting",
-            text="Since the gateways started, compared with the time without drafts; below 0: lost. The outer lines are "
-            "95 % bounds. If 0 is between them, it is not known whether drafting saves.",
-            queries=tuple(
-                Query(expr=f"sum({_saved(bound)}) or on() {ZERO}", legend=legend) for bound, legend in BOUNDS
-            ),
-            unit="s", width=6, minimum=None,
-        ),
+        replace(SAVED, width=6),
         Panel(
             title="Money saved by drafting",
             text="Cost of the saved engine time on these machines, at least, as measured and at most; without energy. "
             "0: nothing was saved, or there is no price.",
             queries=tuple(
-                Query(expr=_priced(f"{_saved(bound)} / 3600", "worker_hour"), legend=legend)
+                Query(expr=_priced(f"{saved(bound)} / 3600", "worker_hour"), legend=legend)
                 for bound, legend in BOUNDS
             ),
             unit="none", kind="stat", width=6,
@@ -203,12 +198,12 @@ LIMITS = Row(
             "limits.",
             queries=(
                 Query(
-                    expr=f'max by (tenant, limit) (appliance_limit_used_ratio{{{JOB},tenant=~"$tenant"}}) '
-                    f"or on() {ZERO}",
+                    expr=f'max by (tenant, limit) (appliance_limit_used_ratio{{{JOB},tenant=~"$tenant"}}) ',
                     legend="{{tenant}}: {{limit}}",
                 ),
             ),
-            unit="percentunit", kind="bargauge", thresholds=((0.8, "orange"), (1, "red")),
+            unit="percentunit", kind="bargauge", maximum=1, thresholds=((0.8, "orange"), (1, "red")),
+            absent=NONE,
         ),
         Panel(
             title="Refusals by limit",
@@ -216,23 +211,24 @@ LIMITS = Row(
             queries=(
                 Query(
                     expr="sum by (tenant, limit) (rate(appliance_limit_refusals_total"
-                    f'{{{JOB},tenant=~"$tenant"}}[$__rate_interval])) or on() {ZERO}',
+                    f'{{{JOB},tenant=~"$tenant"}}[$__rate_interval]))',
                     legend="{{tenant}}: {{limit}}",
                 ),
             ),
             unit="reqps",
+            absent=NONE,
         ),
         Panel(
             title="Refused callers",
             text="Requests answered 401, by the reason.",
             queries=(
                 Query(
-                    expr=f"sum by (reason) (rate(appliance_callers_refused_total{{{JOB}}}[$__rate_interval])) "
-                    f"or on() {ZERO}",
+                    expr=f"sum by (reason) (rate(appliance_callers_refused_total{{{JOB}}}[$__rate_interval])) ",
                     legend="{{reason}}",
                 ),
             ),
             unit="reqps",
+            absent=NONE,
         ),
         Panel(
             title="Next API key expires in",
@@ -247,11 +243,12 @@ LIMITS = Row(
             queries=(
                 Query(
                     expr="sum by (result) (increase(appliance_batch_lines_total"
-                    f'{{{JOB},tenant=~"$tenant"}}[$__range])) or on() {ZERO}',
+                    f'{{{JOB},tenant=~"$tenant"}}[$__range]))',
                     legend="{{result}}",
                 ),
             ),
             kind="stat", width=6, height=4,
+            absent=NONE,
         ),
         Panel(
             title="Age of tenants and keys",
@@ -271,32 +268,8 @@ LIMITS = Row(
 DRAFTS = Row(
     title="Acceptance by tenant",
     panels=(
-        Panel(
-            title="Acceptance length by tenant",
-            text="The ten lowest over an hour. A tenant far below the others slows down requests in the same batch: it can "
-            "opt out of speculation (docs/how-to/opt-out-of-speculation.md).",
-            queries=(
-                Query(
-                    expr=f"bottomk(10, 1 + sum by (tenant) (increase(appliance_accepted_tokens_total{{{TENANT}}}[1h])) "
-                    f"/ (sum by (tenant) (increase(appliance_drafts_total{{{TENANT}}}[1h])) > 0))",
-                    legend="{{tenant}}",
-                ),
-            ),
-            unit="none", width=12,
-        ),
-        Panel(
-            title="Rejected draft tokens by tenant",
-            text="Draft tokens of a tenant's requests that were not accepted, per second.",
-            queries=(
-                Query(
-                    expr="topk(10, sum by (tenant) ("
-                    f"rate(appliance_draft_tokens_total{{{TENANT}}}[$__rate_interval]) "
-                    f"- rate(appliance_accepted_tokens_total{{{TENANT}}}[$__rate_interval])))",
-                    legend="{{tenant}}",
-                ),
-            ),
-            width=12, unit=TOKENS_PER_SECOND, stacked=True,
-        ),
+        acceptance_by_tenant(TENANT),
+        rejected_by_tenant(TENANT),
     ),
 )  # fmt: skip
 
@@ -304,7 +277,7 @@ TENANTS_AND_COST = Dashboard(
     uid="appliance-tenants",
     title="Appliance: tenants and cost",
     text="Usage, limits, costs, and tokens at a price, by tenant.",
-    variables=(JOBS, MODELS, TENANTS),
+    variables=(*INSTALLATION, MODELS, TENANTS),
     events=EVENTS[:1],
     rows=(USE, ENGINES, COST, LIMITS, DRAFTS),
     price=True,

@@ -4,16 +4,17 @@ One worker in detail: the gateways' metrics about it, and vLLM's own.
 
 from deploy.monitoring.source.common import (
     EVENTS,
-    JOBS,
+    INSTALLATION,
     KV_CACHE,
+    SITE,
     TOKENS_GENERATED,
     WORKER,
     WORKERS,
     ZERO,
+    preemptions,
     quantiles,
 )
 from deploy.monitoring.source.panels import (
-    PER_SECOND,
     TOKENS_PER_SECOND,
     Dashboard,
     Panel,
@@ -23,9 +24,9 @@ from deploy.monitoring.source.panels import (
 )
 
 INSTANCES = Variable(
-    name="instance", label="Worker (Prometheus instance)", metric="vllm:num_requests_running"
+    name="instance", label="Worker (Prometheus instance)", metric=f"vllm:num_requests_running{{{SITE}}}"
 )
-VLLM = 'instance=~"$instance"'
+VLLM = f'{SITE},instance=~"$instance"'
 
 SEEN = Row(
     title="Gateways' metrics",
@@ -93,16 +94,16 @@ SPEED = Row(
     title="vLLM's metrics: speed",
     panels=(
         Panel(
-            title="Time to the first token",
+            title="Time to first token (TTFT) in the worker",
             text="From the request's arrival in the worker to its first token.",
-            queries=quantiles("vllm:time_to_first_token_seconds", VLLM, 0.5, 0.95),
+            queries=quantiles("vllm:time_to_first_token_seconds", VLLM),
             unit="s",
         ),
         Panel(
-            title="Time per token",
+            title="Time per output token (TPOT)",
             text="Of a request, averaged over its answer. With speculation several tokens arrive at once, so this tells more "
             "than the time between frames.",
-            queries=quantiles("vllm:request_time_per_output_token_seconds", VLLM, 0.5, 0.95),
+            queries=quantiles("vllm:request_time_per_output_token_seconds", VLLM),
             unit="s",
         ),
         Panel(
@@ -139,13 +140,7 @@ SPEED = Row(
             ),
             unit="percentunit", maximum=1,
         ),
-        Panel(
-            title="Preemptions",
-            text="Requests that were preempted because the KV cache was full, per second. If it stays above 0: shorter "
-            "contexts, fewer concurrent requests, or more memory.",
-            queries=(Query(expr=f"sum(rate(vllm:num_preemptions_total{{{VLLM}}}[$__rate_interval]))", legend="preempted"),),
-            unit=PER_SECOND,
-        ),
+        preemptions(VLLM),
     ),
 )  # fmt: skip
 INSIDE = Row(
@@ -180,7 +175,7 @@ INSIDE = Row(
             text="Resident memory of the server process, without the engine's.",
             queries=(
                 Query(
-                    expr="process_resident_memory_bytes and on (job, instance) "
+                    expr="process_resident_memory_bytes and on (cluster, namespace, job, instance) "
                     f"vllm:num_requests_running{{{VLLM}}}",
                     legend="{{instance}}",
                 ),
@@ -190,11 +185,60 @@ INSIDE = Row(
     ),
 )  # fmt: skip
 
+GPU_HOSTS = Variable(name="Hostname", label="GPU host", metric='DCGM_FI_DEV_GPU_UTIL{cluster=~"$cluster"}')
+
+
+def _gpu(title: str, text: str, metric: str, unit: str, maximum: float | None = None) -> Panel:
+    """
+    A panel of NVIDIA's DCGM exporter, with its default metrics.
+
+    Its namespace is not ours, and its names of pods are seldom the workers' names: GPUs are selected by their host.
+    Source: https://docs.nvidia.com/datacenter/dcgm/latest/reference/dcgm-exporter-metrics.html
+    """
+    return Panel(
+        title=title, text=text, unit=unit, maximum=maximum, width=6 if unit in {"percent", "mbytes"} else 4, height=7,
+        absent="No DCGM exporter is scraped",
+        queries=(
+            Query(
+                expr=f'max by (Hostname, gpu) ({metric}{{cluster=~"$cluster",Hostname=~"$Hostname"}})',
+                legend="{{Hostname}} GPU {{gpu}}",
+            ),
+        ),
+    )  # fmt: skip
+
+
+GPUS = Row(
+    title="GPUs (NVIDIA's DCGM exporter)",
+    panels=(
+        _gpu(
+            "GPU utilisation",
+            "Fraction of time in which the GPU computed anything. Low while requests are queued: see Requests in the "
+            "worker. High alone does not mean that it is full: see KV cache in use.",
+            "DCGM_FI_DEV_GPU_UTIL", "percent", 100,
+        ),
+        _gpu(
+            "GPU memory used",
+            "vLLM takes its share when it starts (`worker.gpu_memory_fraction`), so this should not change.",
+            "DCGM_FI_DEV_FB_USED", "mbytes",
+        ),
+        _gpu("GPU power", "Power draw of each GPU.", "DCGM_FI_DEV_POWER_USAGE", "watt"),
+        _gpu(
+            "GPU temperature", "If it nears the limit of the model, the GPU slows down.",
+            "DCGM_FI_DEV_GPU_TEMP", "celsius",
+        ),
+        _gpu(
+            "Last XID error",
+            "Code of the last error that the driver reported; 0 if none. NVIDIA's list of XID errors says what to do.",
+            "DCGM_FI_DEV_XID_ERRORS", "none",
+        ),
+    ),
+)  # fmt: skip
+
 WORKER_DETAIL = Dashboard(
     uid="appliance-worker",
     title="Appliance: worker",
     text="The gateways' metrics about a worker, and vLLM's own.",
-    variables=(JOBS, WORKERS, INSTANCES),
+    variables=(*INSTALLATION, WORKERS, INSTANCES, GPU_HOSTS),
     events=EVENTS,
-    rows=(SEEN, SPEED, INSIDE),
+    rows=(SEEN, SPEED, INSIDE, GPUS),
 )

@@ -39,6 +39,10 @@ def test_picker_and_gateway_find_the_same_pods():
     assert service["selector"] == PODS
     assert service["clusterIP"] == "None"
     assert url.endswith(":8080")
+    assert settings(rendered, "picker")["pool"]["control_port"] == 8081
+    chosen = render(site(WITHOUT_MODELS, {"settings": {"pool": {"control_port": 9000}}}))
+    for component in ("picker", "gateway"):
+        assert settings(chosen, component)["pool"]["control_port"] == 9000
 
 
 def test_picker_is_reached_by_proxies_and_prometheus_and_reaches_pods_and_resolver():
@@ -54,6 +58,7 @@ def test_picker_is_reached_by_proxies_and_prometheus_and_reaches_pods_and_resolv
         {"from": prometheus, "ports": [{"protocol": "TCP", "port": 9090}]},
     ]
     assert policy["egress"][0]["to"] == [{"podSelector": {"matchLabels": PODS}}]
+    assert [port["port"] for port in policy["egress"][0]["ports"]] == [8080, 8081]
     assert {port["port"] for port in policy["egress"][1]["ports"]} == {53}
 
 

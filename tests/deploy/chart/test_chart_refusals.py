@@ -52,6 +52,7 @@ WRONG_MODELS = {
     "draft tokens": {"draftTokens": 0},
     "too many draft tokens": {"draftTokens": 17},
     "worker setting": {"settings": {"trust_remote_codes": True}},
+    "worker setting of the chart": {"settings": {"control_port": 9000}},
 }
 
 CONTRADICTIONS = [
@@ -90,6 +91,10 @@ CONTRADICTIONS = [
     (
         site(PICKER, {"keys": {"controlToken": {"existingSecret": ""}}}),
         r"picker\.enabled needs keys\.controlToken\.existingSecret",
+    ),
+    (
+        site({"settings": {"pool": {"control_port": 9000}}}),
+        r"settings\.pool\.control_port is 9000, and the chart's workers are controlled at 8001: remove it",
     ),
     (site({"gateway": {"replicas": 2}}), r"database\.kind is sqlite with 2 gateways: .* use PostgreSQL"),
     (site({"gateway": {"kind": "Deployment"}}), r"database\.kind is sqlite and gateway\.kind is Deployment"),

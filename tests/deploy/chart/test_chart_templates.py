@@ -379,8 +379,8 @@ def test_the_network_is_closed_but_for_what_is_named():
     peers = [{"to": [{"ipBlock": {"cidr": "10.0.0.9/32"}}], "port": 8090}]
     rendered = render(site(SEVERAL, {"networkPolicy": {"gateway": {"peers": peers}}}))
     assert rendered.one("NetworkPolicy", "workers")["spec"]["egress"] == []
-    ports = [rule["ports"][0]["port"] for rule in rendered.one("NetworkPolicy", "gateway")["spec"]["egress"]]
-    assert ports == [8000, 5432, 8090, 53]
+    egress = rendered.one("NetworkPolicy", "gateway")["spec"]["egress"]
+    assert [port["port"] for rule in egress for port in rule["ports"]] == [8000, 8001, 5432, 8090, 53, 53]
     deny = rendered.one("NetworkPolicy", "default-deny")["spec"]
     assert "ingress" not in deny
     assert "egress" not in deny
@@ -389,7 +389,9 @@ def test_the_network_is_closed_but_for_what_is_named():
 def test_workers_admit_gateways_and_the_test_that_needs_a_positive_control():
     """Else `helm test` could not tell a closed network from a worker that is down."""
     rendered = render(site())
-    (rule,) = rendered.one("NetworkPolicy", "workers")["spec"]["ingress"]
+    rule, control = rendered.one("NetworkPolicy", "workers")["spec"]["ingress"]
+    assert [each["ports"][0]["port"] for each in (rule, control)] == [8000, 8001]
+    assert control["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "gateway"
     (peer,) = rule["from"]
     asked = peer["podSelector"]
     (expression,) = asked["matchExpressions"]
