@@ -5,7 +5,7 @@ EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract integration deploy parts alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools cluster-programs bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh docs locks models clean
+.PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract deploy parts workers alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools cluster-programs bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh docs dashboards locks models clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,10 +39,10 @@ $(VENV)/.installed-docs: pyproject.toml $(LOCKS) deploy/install.sh
 ##@ Check it
 
 # A stage that fails hides no other: all run, then the verdict.  `tools` comes first, since the rest needs it.
-STAGES := tools+lint+types+imports unit parts alone clients+tour promises
+STAGES := tools+lint+types+imports unit parts workers alone clients+tour promises
 
 test: ## Everything CI runs, and how long each stage took
-	@echo "NOT RUN HERE BUT BY make slow: $(SLOW)"
+	@echo "NOT RUN HERE BUT BY make slow: what is marked in" $$(grep -rl "mark\.slow" tests)
 	@$(PYTHON) tests/stages.py $(STAGES)
 
 quick: check unit contract ## What to run at every change: no worker, no container
@@ -63,9 +63,12 @@ imports: setup-dev ## Import layers
 	@$(BIN)/lint-imports
 
 PYTEST := $(BIN)/python -m pytest
-# A file is one process's: its tests share a gateway, a worker or a database.  One process more than cores,
-# because the tests wait a third of their time.
-SHARED := --numprocesses $(shell expr $$(nproc) + 1) --dist loadgroup --no-loadscope-reorder
+# A file is one process's: its tests share a gateway, a worker or a database.
+SHARED := --dist loadgroup --no-loadscope-reorder --numprocesses
+# Most tests wait half of their time; those with a worker a third, and they need gigabytes.
+TWICE := $(SHARED) $(shell expr $$(nproc) \* 2)
+ONE_MORE := $(SHARED) $(shell expr $$(nproc) + 1)
+HEAVY := worker or engine
 UNIT := $(PYTEST) tests/unit --numprocesses auto --dist worksteal
 
 unit: setup-dev ## Unit tests on every core, in an empty network namespace where the kernel allows it
@@ -74,21 +77,19 @@ unit: setup-dev ## Unit tests on every core, in an empty network namespace where
 	else echo "SKIPPED the network namespace: this machine does not allow one" && $(UNIT); fi
 
 contract: setup-dev ## What every database and gateway has to do alike, on SQLite and PostgreSQL
-	@$(PYTEST) tests/contract $(SHARED) -m "not worker"
+	@$(PYTEST) tests/contract $(TWICE) -m "not worker"
 
 # All there is but what has a stage of its own, so that a new folder cannot be forgotten.
-# Many starts of workers, for what seldom changes: in `make test` they would not fit into CI's time.
-SLOW := $(addprefix tests/integration/test_,draft_compare.py gpu_benchmark.py methods.py suspect.py)
-PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster $(SLOW:%=--ignore=%)
-
-integration: interop-tools ## The whole appliance on real parts: vLLM on the CPU, SQLite, PostgreSQL, loopback
-	@$(PYTEST) $(PARTS) --ignore=tests/deploy $(SHARED) -m "not alone"
+PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster
 
 deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
-	@$(PYTEST) tests/deploy $(SHARED)
+	@$(PYTEST) tests/deploy $(ONE_MORE)
 
-parts: deploy-tools interop-tools ## Integration and deploy in one run, so that neither core waits
-	@$(PYTEST) $(PARTS) $(SHARED) -m "not alone"
+parts: deploy-tools interop-tools ## Gateway, audit log, databases, faults, attacks, chart: all without a worker or a container engine
+	@$(PYTEST) $(PARTS) $(TWICE) -m "not ($(HEAVY) or alone or slow)"
+
+workers: deploy-tools interop-tools ## What starts vLLM on the CPU or a container engine
+	@$(PYTEST) $(PARTS) $(ONE_MORE) -m "($(HEAVY)) and not (alone or slow)"
 
 alone: setup-dev ## What is promised in seconds, on a quiet machine
 	@$(PYTEST) $(PARTS) -m alone
@@ -112,8 +113,9 @@ cluster-tools: ## Build that Kubernetes and Helm from Go modules, once; takes lo
 cluster-programs:
 	@$(PYTHON) -m tests.cluster.tools
 
-slow: setup-dev ## Every drafting method, their comparison, suspect answers, `benchmarks/gpu` on the CPU: what `make test` leaves out
-	@$(PYTEST) $(SLOW)
+slow: setup-dev ## What `make test` leaves out: drafting methods, their comparison, suspect answers, drawn dashboards, a cancelled promotion, every fault of a disk, `benchmarks/gpu` on the CPU
+	@$(PYTEST) $(PARTS) -m slow
+	@$(PYTEST) tests/faults/test_harmed_writer.py --all-faults
 
 promises: setup-dev ## Whether every test that docs/promises.yaml names has passed; the end of `make test`
 	@$(BIN)/python -m docs.promises "$$TESTS_PASSED"
@@ -156,6 +158,15 @@ docs: $(VENV)/.installed-docs ## Build the documentation as a site without a net
 	NO_MKDOCS_2_WARNING=1 $$offline $(BIN)/mkdocs build --quiet --strict --site-dir build/docs
 	@rm -rf appliance/api/site && mv build/docs appliance/api/site
 	@echo "built appliance/api/site: open appliance/api/site/index.html, or /docs of a gateway that starts now"
+
+# Grafana's packages only draw here: nothing of them is in an image, a bundle or a wheel (decision 0059).
+PANELS := tests/grafana/node_modules/.package-lock.json
+
+$(PANELS): tests/grafana/package-lock.json | deploy-tools
+	@cd tests/grafana && PATH="$(CURDIR)/.deploy/helm/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+
+dashboards: setup-dev $(PANELS) ## Draw every dashboard with data of the running demo, check each panel, keep pictures for the docs
+	@DASHBOARD_PICTURES=docs/images/dashboards $(PYTEST) tests/integration/test_dashboards_drawn.py
 
 locks: setup-dev ## Resolve the dependencies again and write deploy/locks
 	@$(BIN)/python deploy/lock.py

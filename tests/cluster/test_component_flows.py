@@ -38,14 +38,14 @@ RESOLVER, API_SERVER, OUTSIDE = "resolver:53", "API server:443", "outside"
 OPEN = {f"{name}:{port}" for name in (*OTHERS, *ELSEWHERE) for port in PORTS} | {RESOLVER, API_SERVER}
 """What no policy of the chart is about, for pods that are not of the chart."""
 ALLOWED = {
-    "gateway": {"worker:8000", "postgres:5432", RESOLVER},
+    "gateway": {"worker:8000", "worker:8001", "postgres:5432", RESOLVER},
     "worker": set(),
     "worker-node": set(),
     "postgres": set(),
     "tools": {"gateway:8080", "worker:8000", "postgres:5432", RESOLVER},
     "draft-refresh": {"postgres:5432", RESOLVER},
     "weights-load": set(),
-    "picker": {f"{PICKED}:8080", RESOLVER},
+    "picker": {f"{PICKED}:8080", f"{PICKED}:8081", RESOLVER},
     PICKED: {"gateway:8080", *OPEN},
     "client": {"gateway:8080", *OPEN},
     "prometheus": {"gateway:8081", "picker:9090", *OPEN},

@@ -22,6 +22,7 @@ TABLE = pytest.StashKey[str]()
 
 def pytest_addoption(parser):
     parser.addoption("--fault-table", type=Path, help="Also write what the crash suite saw to this file.")
+    parser.addoption("--all-faults", action="store_true", help="Harm each single write of a page.")
 
 
 @pytest.fixture(scope="session")

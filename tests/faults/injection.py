@@ -38,6 +38,8 @@ FAULTS = {
     "ENOSPC from then on": "error=ENOSPC:when={n}+",
 }
 """Neither the log nor SQLite treats the two errors differently, so each comes in one of the two ways."""
+PAGE_WRITE = "pwrite64"
+"""SQLite writes many pages between two syncs: three of four calls."""
 LOG_FILES = r"audit\.(?:db|head)[^\"/>,)]*"
 """The database with SQLite's files next to it, and the sealed head."""
 CHECK_FILES = r"audit\.checked(?:\.new)?"
@@ -195,10 +197,11 @@ class Scene:
     paths: tuple[str, ...]
     """Files of the log that the calls name, relative to its directory."""
 
-    def points(self) -> Iterator[tuple[str, int]]:
-        """Yield every call and its number."""
+    def points(self, every: int) -> Iterator[tuple[str, int]]:
+        """Yield every call and its number, but of the writes of pages the last and each of this many."""
         for call, count in self.calls.items():
-            for number in range(1, count + 1):
+            step = every if call == PAGE_WRITE else 1
+            for number in sorted({*range(1, count + 1, step), count}):
                 yield call, number
 
 

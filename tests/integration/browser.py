@@ -5,7 +5,6 @@ A real headless browser, and its record of requests, console messages, pictures.
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +56,15 @@ class Browser:
             lambda driver: driver.find_element(By.CSS_SELECTOR, css), f"{css} did not come"
         )
 
+    def click_words(self, css: str, words: str) -> None:
+        """Click the element that has exactly this text."""
+        WebDriverWait(self.driver, SECONDS).until(
+            lambda driver: next(
+                (found for found in driver.find_elements(By.CSS_SELECTOR, css) if found.text == words), None
+            ),
+            f"{words!r} did not come",
+        ).click()
+
     def text(self, css: str = "body") -> str:
         """The text of an element, read in one step: the page may be replacing it."""
         found = self.driver.execute_script("return document.querySelector(arguments[0])?.innerText", css)
@@ -103,10 +111,9 @@ class Browser:
             "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         )
 
-    def keep_picture(self, name: str, *, after: float = 0.0) -> None:
-        """Write a screenshot after so many seconds, where the environment asks for them."""
+    def keep_picture(self, name: str) -> None:
+        """Write a screenshot, where the environment asks for them."""
         if directory := os.environ.get(PICTURES):
-            time.sleep(after)
             path = Path(directory) / f"{name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             assert self.driver.save_screenshot(str(path))

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ from appliance.tenancy.identity.files import keep_renewed
 from appliance.tenancy.identity.provider import open_provider
 from demo.process import ApplianceProcess
 from tests.fakes import CONTROL_TOKEN, FakeWorker, StallingStore, until
+from tests.integration.browser import Browser, browsing
 from tests.integration.collector import Collector, traced
 from tests.integration.speculation_admin import PRICES, QUIET, cost_report, verify_log
 from tests.sole_lease import SoleLease
@@ -107,6 +108,13 @@ class Pair:
 
     target: Path
     draft: Path
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """The browser of all tests of a file."""
+    with browsing(tmp_path_factory.mktemp("browser") / "profile") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -222,6 +230,14 @@ class Running:
         """The URL of a path, on the listener that is for it."""
         is_admin = path.startswith(("/admin/", "/metrics", "/console"))
         return (self.admin_url if is_admin else self.url) + path
+
+    def move(self, name: str, url: str) -> None:
+        """Have a healthy worker reached at another URL."""
+        seen = self.pool.snapshot(WorkerId(name))
+        assert seen is not None
+        moved = replace(seen, worker=replace(seen.worker, url=url))
+        self.pool.add(moved.worker)
+        self.pool.update(moved)
 
     def entries(self, *types: str) -> list[dict[str, Any]]:
         """Return the fields of every entry of these types so far, with its index and type."""

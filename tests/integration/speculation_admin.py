@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from appliance.serving.worker import Worker, WorkerId
+from appliance.serving.worker_protocol import SPECULATION_PATH
 from demo.process import ApplianceProcess
 
 QUIET = {"APPLIANCE_LOG__LEVEL": "warning"}
@@ -110,10 +112,15 @@ def cost_report(data: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def control_url(worker: str) -> str:
+    """Where the worker at a base URL is controlled, as the gateway finds it."""
+    return Worker(worker_id=WorkerId("w"), url=worker).control_url
+
+
 def plugin_reading(worker: str, token: Path) -> dict[str, Any]:
     """The plugin's status, requested with the control token of a file."""
     headers = {"Authorization": f"Bearer {token.read_text(encoding='utf-8').strip()}"}
     with urllib.request.urlopen(
-        urllib.request.Request(worker + "/appliance/speculation", headers=headers), timeout=30
+        urllib.request.Request(control_url(worker) + SPECULATION_PATH, headers=headers), timeout=30
     ) as response:
         return json.load(response)

@@ -1,112 +1,16 @@
 """Promises of the operator console, kept in a real browser against a real gateway process."""
 
-import asyncio
-import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
-from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
 import httpx
 import pytest
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 
-from demo.process import ApplianceProcess
-from tests.controlled import EngineWorker
-from tests.fakes import CONTROL_TOKEN
-from tests.integration.browser import Browser, browsing
-
-PIECES = [f"word{number} " for number in range(30)]
-TICK_SECONDS = 0.5
-STEPS = 40
-PICTURED_SECONDS = 80
-"""So that the chart in the docs has something to show; no test waits for it."""
-
-
-class Workers:
-    """Two workers with the real plugin, in a thread of their own: one draft is good, one is useless."""
-
-    def __init__(self) -> None:
-        script = {"pieces": PIECES, "pause_seconds": 0.05}
-        self.good, self.useless = EngineWorker(**script), EngineWorker(**script)
-        self.urls: list[str] = []
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._ending = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._ready.wait(60)
-        return self
-
-    def __exit__(self, *_reason: object) -> None:
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(60)
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        async with AsyncExitStack() as stack:
-            for worker in (self.good, self.useless):
-                await stack.enter_async_context(worker.serving())
-                self.urls.append(worker.url)
-            self._ready.set()
-            number = 0
-            while not self._ending.is_set():
-                number += 1
-                self.good.decode(STEPS, accepted=2 + (number // 6) % 2)
-                self.useless.decode(STEPS, accepted=0)
-                await asyncio.sleep(TICK_SECONDS)
-
-
-class Site:
-    """One gateway and its keys."""
-
-    def __init__(self, process: ApplianceProcess) -> None:
-        self.url, self.key = process.admin_url, process.key
-        self.admin_key = (process.data / "admin.key").read_text().strip()
-        self.process = process
-
-    def page(self, path: str = "") -> str:
-        return f"{self.url}/console{path}"
-
-    def admin(self, method: str, path: str, **body: object) -> dict:
-        answer = httpx.request(
-            method,
-            f"{self.url}/admin/v1/{path}",
-            headers={"Authorization": f"Bearer {self.admin_key}"},
-            json=body or None,
-            timeout=60,
-            trust_env=False,
-        )
-        assert answer.is_success, answer.text
-        return answer.json()
-
-
-@contextmanager
-def gateway(directory: Path, workers: Workers, **console: object) -> Iterator[Site]:
-    directory.mkdir(parents=True, exist_ok=True)
-    token = directory / "control-token"
-    token.write_text(CONTROL_TOKEN)
-    token.chmod(0o600)
-    control = urlsplit(workers.urls[0]).netloc
-    environment = {
-        "APPLIANCE_POOL__URLS": json.dumps(workers.urls),
-        "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(token),
-        "APPLIANCE_EGRESS__MODE": "warn",
-        "APPLIANCE_EGRESS__TCP_TARGETS": '["192.0.2.1:443", "192.0.2.1:853"]',
-        "APPLIANCE_EGRESS__UDP_TARGETS": "[]",
-        "APPLIANCE_EGRESS__METADATA_TARGETS": "[]",
-        "APPLIANCE_EGRESS__CANARY_NAME": "null",
-        "APPLIANCE_EGRESS__CONTROL": control,
-        "APPLIANCE_EGRESS__TIMEOUT_SECONDS": "0.5",
-        **{f"APPLIANCE_CONSOLE__{name.upper()}": str(value) for name, value in console.items()},
-    }
-    with ApplianceProcess("gateway", data=directory / "data", environment=environment) as process:
-        yield Site(process)
+from tests.integration.browser import Browser
+from tests.integration.console_site import PIECES, Site, Workers, gateway, is_clean, log_in
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +28,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> Iterator
         yield made
 
 
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("browser") / "profile") as made:
-        yield made
-
-
 @pytest.fixture
 def browser(window: Browser) -> Browser:
     """A window that knows nothing of earlier tests."""
@@ -137,20 +35,6 @@ def browser(window: Browser) -> Browser:
     window.resize(1200, 900)
     window.prefer("light")
     return window
-
-
-def log_in(browser: Browser, site: Site) -> None:
-    browser.open(site.page())
-    browser.find("#key").send_keys(site.admin_key, Keys.ENTER)
-    browser.wait_for_path("/console")
-
-
-def is_clean(browser: Browser, site: Site) -> None:
-    """No request to another host, and no browser error."""
-    asked = browser.requests()
-    assert asked
-    assert {urlsplit(url).netloc for url in asked} == {urlsplit(site.url).netloc}
-    assert browser.complaints() == []
 
 
 def test_operators_log_in_and_see_workers_live(browser, site):
@@ -176,7 +60,7 @@ def test_operators_log_in_and_see_workers_live(browser, site):
     assert cookie["path"] == "/console"
     assert browser.driver.execute_script("return document.cookie") == ""
     is_clean(browser, site)
-    browser.keep_picture("console-overview", after=PICTURED_SECONDS)
+    browser.keep_picture("console-overview")
     browser.prefer("dark")
     browser.keep_picture("console-overview-dark")
 
@@ -190,12 +74,12 @@ def test_a_chat_is_streamed_and_recorded_as_the_tenants(browser, site):
     browser.find("#prompt").send_keys("Say thirty words.")
     browser.driver.execute_script(
         "window.seen = []; new MutationObserver(() => "
-        "window.seen.push(document.getElementById('answer').textContent.length))"
-        ".observe(document.getElementById('answer'), {childList: true, characterData: true, subtree: true});"
+        "window.seen.push(document.querySelector('.answer').textContent.length))"
+        ".observe(document.getElementById('conversation'), {childList: true, subtree: true});"
     )
     browser.find("#chat button[type=submit]").click()
     status = browser.wait_for("Done", "#chat-status")
-    assert browser.text("#answer").split() == "".join(PIECES).split()
+    assert browser.text("#conversation .answer").split() == "".join(PIECES).split()
     assert len(set(browser.driver.execute_script("return window.seen"))) > 10
     assert re.search(r"Request \S+ in the audit log", status)
     browser.keep_picture("console-chat")
@@ -217,7 +101,7 @@ def test_an_admin_key_calls_no_model_from_the_chat_either(browser, site):
     browser.find("#prompt").send_keys("Hello")
     browser.find("#chat button[type=submit]").click()
     assert "admin key" in browser.wait_for("Failed", "#chat-status")
-    assert browser.text("#answer") == ""
+    assert browser.text("#conversation .answer") == ""
 
 
 def test_the_log_is_verified_from_the_page(browser, site):
@@ -243,6 +127,125 @@ def test_egress_is_checked_from_the_page_and_recorded(browser, site):
     assert "192.0.2.1:853" in shown
     is_clean(browser, site)
     browser.keep_picture("console-egress")
+
+
+def test_a_key_made_in_the_console_calls_the_model_until_it_is_revoked(browser, site):
+    """It is shown once; its successor works beside it; revoking asks first."""
+    log_in(browser, site)
+    browser.open(site.page("/tenants"))
+    browser.find("a[href='/console/tenants/radiology/keys']").click()
+    browser.find("#models").send_keys("demo")
+    browser.keep_picture("console-keys")
+    first = submit_for_key(browser, "form[action$='/radiology/keys']")
+    key_id = first.split("-")[1]
+    assert calls(site, first) == 200
+    browser.open(site.page("/tenants/radiology/keys"))
+    assert first not in browser.driver.page_source
+    browser.click_words("summary", f"Rotate {key_id}")
+    second = submit_for_key(browser, f"form[action$='/{key_id}/rotate']")
+    assert (calls(site, first), calls(site, second)) == (200, 200)
+    assert not browser.find(f"form[action$='/{key_id}/revoke'] button").is_displayed()
+    browser.click_words("summary", f"Revoke {key_id}")
+    browser.find(f"#reason-{key_id}").send_keys("a test")
+    browser.find(f"form[action$='/{key_id}/revoke'] button").click()
+    browser.wait_for(f"Revoked the key {key_id}.", "[data-notice]")
+    assert (calls(site, first), calls(site, second)) == (401, 200)
+    is_clean(browser, site)
+
+
+def test_a_worker_is_overridden_and_drained_from_its_page(browser, site, workers):
+    """The engine drafts no more while the override is in force; the last worker is not drained by mistake."""
+    log_in(browser, site)
+    browser.find(f"a[href*='{quote(workers.urls[0].split('//')[1], safe='')}']").click()
+    browser.wait_for("speculative", ".facts")
+    browser.click_words("summary", "Override speculation")
+    Select(browser.find("#mode")).select_by_visible_text("target-only")
+    browser.find("#override-note").send_keys("a test")
+    browser.find("form[action$='/override'] button[type=submit]").click()
+    browser.wait_for("target-only until", "[data-notice]")
+    browser.wait_for("a test", ".facts")
+    browser.wait_for("An operator set an override.", ".facts")
+    browser.keep_picture("console-worker")
+    browser.find("form[action$='/override'] button.quiet").click()
+    browser.wait_for("the monitor decides again", "[data-notice]")
+    for expected in ("Drain", "Undrain"):
+        if expected == "Drain":
+            browser.click_words("summary", "Drain")
+            browser.find("form[action$='/drain'] button").click()
+            browser.wait_for("drained", ".facts")
+        else:
+            browser.find("form[action$='/undrain'] button").click()
+            browser.wait_for("gets requests again", "[data-notice]")
+    is_clean(browser, site)
+
+
+def test_a_request_is_found_by_its_id_with_a_verdict(browser, site):
+    """What the client holds is enough; the reading is itself an entry."""
+    answer = call(site, site.key)
+    log_in(browser, site)
+    browser.open(site.page(f"/requests?id={answer.headers['x-request-id']}"))
+    browser.wait_for("request.intent")
+    browser.wait_until(lambda: look_again(browser))
+    assert browser.texts("[data-verdict]") == ["valid", "valid"]
+    shown = browser.text("main")
+    assert "request.outcome" in shown
+    assert "radiology" in shown
+    browser.keep_picture("console-request")
+    is_clean(browser, site)
+
+
+def test_an_admin_without_the_scope_has_no_form(browser, site):
+    """Nor does a form that is sent anyway do anything."""
+    auditor = site.admin("POST", "tenants/operator/keys", admin=True, scopes=["read"])["key"]
+    browser.open(site.page())
+    browser.find("#key").send_keys(auditor, Keys.ENTER)
+    browser.wait_for_path("/console")
+    browser.open(site.page("/tenants/radiology/keys"))
+    browser.wait_for("the scope tenants", ".hint")
+    assert browser.texts("main form") == []
+    send_anyway(browser, "/console/tenants/radiology/keys")
+    browser.wait_for("lacks the scope `tenants`", "[role=alert]")
+    browser.open(site.page("/models"))
+    browser.wait_for("the scope drafts", ".hint")
+    assert browser.texts("main form") == []
+    send_anyway(browser, "/console/models/promote")
+    browser.wait_for("lacks the scope `drafts`", "[role=alert]")
+
+
+def send_anyway(browser: Browser, path: str) -> None:
+    """Send a form that the page does not have, with the token of the session."""
+    browser.driver.execute_script(
+        "const form = document.querySelector('form.leave'); form.action = arguments[0]; form.submit()", path
+    )
+
+
+def submit_for_key(browser: Browser, form: str) -> str:
+    """Send a form and return the API key that the next page shows."""
+    browser.find(f"{form} button").click()
+    browser.wait_for("cannot be shown again", "[data-notice]")
+    return browser.text("[data-key]")
+
+
+def call(site: Site, key: str) -> httpx.Response:
+    return httpx.post(
+        f"{site.url}/v1/chat/completions",
+        headers={"Authorization": f"Bearer {key}"},
+        json={"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
+        timeout=60,
+        trust_env=False,
+    )
+
+
+def calls(site: Site, key: str) -> int:
+    return call(site, key).status_code
+
+
+def look_again(browser: Browser) -> bool:
+    """Whether a checkpoint covers every entry by now; looks the request up once more if not."""
+    if "no receipt yet" not in browser.text("main"):
+        return True
+    browser.driver.refresh()
+    return False
 
 
 def test_a_wrong_key_opens_nothing(browser, site):
@@ -296,14 +299,29 @@ def reach(browser: Browser, tag: str, words: str):
     pytest.fail(f"{words} cannot be reached with the keyboard")
 
 
-@pytest.mark.parametrize("path", ["", "/tenants", "/audit", "/egress", "/chat", "/login"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/tenants",
+        "/tenants/radiology/keys",
+        "/usage",
+        "/models",
+        "/requests",
+        "/audit",
+        "/egress",
+        "/chat",
+        "/login",
+    ],
+)
 def test_pages_fit_a_phone(browser, site, path):
-    """At 375 pixels nothing has to be scrolled sideways."""
+    """At 375 pixels nothing has to be scrolled sideways; nothing failed to be read."""
     browser.resize(375, 812)
     log_in(browser, site)
     browser.open(site.page(path))
     browser.find("main h1")
     width = browser.driver.execute_script("return document.documentElement.scrollWidth")
     assert width <= 375
+    assert browser.texts(".problem") == []
     if not path:
         browser.keep_picture("console-phone")

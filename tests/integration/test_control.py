@@ -554,11 +554,12 @@ async def test_client_reads_and_controls_over_http(controlled):
         await controlled.speculation.apply(known, replace(command, table=((1, 2, 3),)), 1.0)
 
 
-async def test_a_worker_that_is_gone_or_silent_is_a_failure(controlled):
-    """With what went wrong, and after no longer than was allowed."""
+async def test_a_silent_control_listener_is_a_failure_and_a_missing_one_is_not(controlled):
+    """A failure after no longer than was allowed; without a listener the worker cannot be controlled."""
     await controlled.start(EngineWorker())
     gone = Worker(worker_id=W2, url=f"http://127.0.0.1:{free_port('127.0.0.1')}")
-    with pytest.raises(WorkerFailedError, match="could not be reached: ClientConnectorError"):
-        await controlled.speculation.read(gone, 1.0)
+    reading = await controlled.speculation.read(gone, 60.0)
+    assert not reading.controllable
+    assert "nothing listens on the worker's control port" in reading.problems[0]
     with pytest.raises(WorkerFailedError, match=r"could not be reached: .*Timeout"):
         await controlled.speculation.read(controlled.seen().worker, 0.000001)

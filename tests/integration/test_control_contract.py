@@ -49,6 +49,8 @@ COUNTED_SECONDS = 30.0
 @dataclass(frozen=True)
 class Engine:
     worker: RunningWorker
+    control: str
+    """URL of its control listener."""
     log: Path
     restart_request: Path
 
@@ -59,7 +61,7 @@ class Engine:
         if request_id:
             headers["X-Request-Id"] = request_id
         request = urllib.request.Request(
-            self.worker.url + path,
+            (self.control if path in {SPECULATION_PATH, RESTART_PATH} else self.worker.url) + path,
             method=method,
             headers=headers,
             data=None if body is None else json.dumps(body).encode(),
@@ -126,7 +128,12 @@ def engine(demo_models, tmp_path_factory) -> Iterator[Engine]:
     worker = RunningWorker(process, launch.url, log)
     try:
         worker.wait_healthy()
-        yield Engine(worker=worker, log=log, restart_request=directory / "restart-request")
+        yield Engine(
+            worker=worker,
+            control=f"http://127.0.0.1:{launch.control_port}",
+            log=log,
+            restart_request=directory / "restart-request",
+        )
     finally:
         worker.stop()
 

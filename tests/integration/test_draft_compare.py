@@ -17,7 +17,7 @@ from appliance.infra.settings import DEMO_DRAFT, process_environment
 from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
 PROMPTS, LARGEST, ROUNDS = 6, 3, 5
 

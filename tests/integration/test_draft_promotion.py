@@ -21,13 +21,16 @@ from safetensors.torch import load_file, save_file
 from appliance.audit.signing_keys import create_signing_key
 from appliance.drafts.evaluation.evaluation_results import Evaluation, EvaluationVerdict
 from appliance.drafts.evaluation.store import save_evaluation
+from appliance.drafts.promotion.promotion import short
 from appliance.drafts.registry.active_draft import ActiveDraft, read_active_draft
 from appliance.drafts.registry.draft_source import read_source
 from appliance.drafts.registry.site_registry import open_registry, site_signer
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, DataSettings, DraftSettings, Settings
 from appliance.serving.weights import digest_weights
 from demo.process import ApplianceProcess
+from tests.integration.browser import Browser
 from tests.integration.caller import audit_entries
+from tests.integration.console_site import Site, log_in
 from tests.integration.speculation_admin import QUIET, Admin, verify_log, wait_for
 from tests.integration.speculation_traffic import Traffic, code
 from tests.integration.worker_process import ONE_ENGINE_PROCESS, WorkerProcess
@@ -85,8 +88,8 @@ class DraftSite:
             process.__exit__()
 
     def traffic(self) -> Any:
-        """Two clients that ask for code while the context lasts."""
-        return Traffic(self.gateway(), clients=2, prompt=code(), pause_seconds=0.3).running()
+        """Two clients that ask for code; they leave the cores to workers that start."""
+        return Traffic(self.gateway(), clients=2, prompt=code(), pause_seconds=2.0).running()
 
     def entries(self, prefix: str = "draft.") -> list[dict[str, Any]]:
         return [entry for entry in audit_entries(self.directory / "data") if entry["type"].startswith(prefix)]
@@ -226,12 +229,41 @@ def order(admin: Admin, path: str, **body: Any) -> dict[str, Any]:
     return wait_for(taken, seconds=RESTARTS)
 
 
-def test_damaged_draft_is_refused_and_rolled_back(site, admin):
-    """Promoted without an evaluation; only the canary worker ever gets it."""
+@dataclass(frozen=True)
+class ModelsPage:
+    """The console's page of models, of an operator who may act."""
+
+    site: DraftSite
+    window: Browser
+
+    def promote(self, draft: str, **fields: str) -> None:
+        part = f"[aria-label='Draft {short(draft)}']"
+        self.confirm(part, f"Promote {short(draft)}", "has begun", **fields)
+
+    def confirm(self, part: str, button: str, says: str, **fields: str) -> None:
+        """Log in, open what this part of the page asks, fill it in, press the button, read what it says."""
+        page, console = self.window, Site(self.site.gateway())
+        page.forget()
+        log_in(page, console)
+        page.open(console.page("/models"))
+        page.find(f"{part} details.confirm > summary").click()
+        for name, text in fields.items():
+            page.find(f"details[open] [name={name}]").send_keys(text)
+        page.click_words("button.danger", button)
+        page.wait_for(says, "[data-notice]")
+
+
+@pytest.fixture
+def models_page(site: DraftSite, window: Browser) -> ModelsPage:
+    return ModelsPage(site, window)
+
+
+def test_damaged_draft_is_refused_and_rolled_back(site, admin, models_page):
+    """Promoted without an evaluation, in the console; only the canary worker ever gets it."""
     bad = site.register("damaged", damaged=True)
     with pytest.raises(RefusedError, match="was never evaluated"):
         order(admin, "drafts/promotions", draft=bad)
-    order(admin, "drafts/promotions", draft=bad, without_evaluation="a test")
+    models_page.promote(bad, without_evaluation="a test")
     wait_for(lambda: newest(admin)["stage"] not in {"begun", "canary"}, seconds=RESTARTS)
     with site.traffic() as traffic:
         done = ended(admin)
@@ -263,8 +295,21 @@ def test_gateway_killed_in_the_trial_leaves_the_former_draft(site, admin, good):
     assert [entry.get("step") for entry in site.entries()][-2:] == ["interrupted", None]
 
 
-def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, good):
-    """Each request's audit entry names the draft that served it."""
+@pytest.mark.slow
+def test_a_promotion_is_cancelled_in_the_console(site, admin, good, models_page):
+    """The worker that had begun with the draft gets its former one again."""
+    models_page.promote(good)
+    cancel = f"Cancel the promotion of {short(good)}"
+    models_page.confirm(".actions", cancel, "The promotion of", reason="a mistake")
+    done = ended(admin)
+    assert (done["stage"], done["draft"]) == ("rolled_back", good), done["timeline"]
+    wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)
+    assert site.active == ActiveDraft(target=site.target)
+    assert site.entries()[-1]["reason"] == "a mistake"
+
+
+def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, good, models_page):
+    """Rolled back in the console; each request's audit entry names the draft that served it."""
     before = len(site.entries())
     with site.traffic() as traffic:
         begun = order(admin, "drafts/promotions", draft=good[7:19])
@@ -279,7 +324,7 @@ def test_promotion_and_rollback_of_a_good_draft_fail_no_request(site, admin, goo
         assert site.active == ActiveDraft(target=site.target, draft=good, previous=(None,))
         answers = traffic.answers
         wait_for(lambda: traffic.answers > answers + 4, seconds=RESTARTS)
-        order(admin, "drafts/rollbacks", reason="a test")
+        models_page.confirm(".actions", f"Roll back {short(good)}", "Workers leave", reason="a test")
         done = ended(admin)
         assert done["stage"] == "rolled_back", done["timeline"]
         wait_for(lambda: drafts(admin) == [OLD, OLD], seconds=RESTARTS)

@@ -31,8 +31,8 @@ class LimitedTenants(Limiter):
 
     limits = Limits(tokens_per_day=BUDGET, concurrent_requests=2, requests_per_minute=1000)
 
-    async def enter(self, tenant):
-        return await super().enter(replace(tenant, limits=self.limits))
+    async def enter(self, tenant, keys=()):
+        return await super().enter(replace(tenant, limits=self.limits), keys)
 
     def take(self, tenant, *request):
         return super().take(replace(tenant, limits=self.limits), *request)
@@ -40,8 +40,8 @@ class LimitedTenants(Limiter):
     async def wait(self, tenant, *request):
         return await super().wait(replace(tenant, limits=self.limits), *request)
 
-    def headers(self, tenant, model=None):
-        return super().headers(replace(tenant, limits=self.limits), model)
+    def headers(self, tenant, model=None, keys=()):
+        return super().headers(replace(tenant, limits=self.limits), model, keys)
 
     def holding(self, key):
         return self._tenants["acme"].share.holdings[key]

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.gpu.steps import State
 from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
 MACHINE = {"hardware": "a machine", "commit": "abc1234", "has_changes": False, "date": "2026-11-25"}
 DRILL = {"verdict": "passed", "problems": [], "seconds_to_fallback": 3.0, "seconds_to_recovery": 4.0}

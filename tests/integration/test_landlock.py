@@ -249,7 +249,8 @@ async def test_a_gateway_inside_its_wall_reaches_its_peers_and_no_new_port(tmp_p
             process = ApplianceProcess("gateway", "--config", str(file), data=data)
             try:
                 await asyncio.to_thread(process.wait_ready)
-                doors = spell([postgres.port, int(worker.url.rpartition(":")[2])])
+                port = int(worker.url.rpartition(":")[2])
+                doors = spell([postgres.port, port, port + 1])
                 assert f"wall: TCP connections only to ports {doors}\n" in process.output
                 key = {"Authorization": f"Bearer {process.key}"}
                 async with session.post(
@@ -264,7 +265,7 @@ async def test_a_gateway_inside_its_wall_reaches_its_peers_and_no_new_port(tmp_p
                 ) as reply:
                     error = (await reply.json())["error"]
                 assert (reply.status, error["code"]) == (409, "control_refused")
-                assert "port 1 is blocked by the wall" in error["message"]
+                assert "port 1-2 is blocked by the wall" in error["message"]
             finally:
                 assert await asyncio.to_thread(process.stop) == 0, "".join(process.output)
                 process.process.stdout.close()
@@ -289,6 +290,7 @@ async def test_a_worker_cannot_open_the_gateways_files(tmp_path, is_walled):
         url="http://127.0.0.1:1",
         host="127.0.0.1",
         port=1,
+        control_port=2,
         model="none",
         drain_seconds=1,
         max_startup_seconds=60,

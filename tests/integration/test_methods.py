@@ -31,7 +31,7 @@ from appliance.speculation.values import Reason, SpeculationMode
 from tests.integration.method_models import make_eagle3, make_mtp_target
 from tests.integration.worker_process import ONE_ENGINE_PROCESS, RunningWorker
 
-pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.worker, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 TOKEN = "the-token-of-its-gateway"
 LARGEST, BATCHES, TOKENS = 3, 8, 96

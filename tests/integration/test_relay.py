@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import json
 import logging
-from dataclasses import replace
 
 import openai
 import pytest
@@ -338,9 +337,7 @@ async def test_without_another_worker_the_error_is_retryable(running, stream):
 
 async def test_unreachable_worker_is_a_failed_worker(running):
     """A refused connection has the same error as any other failure."""
-    seen = running.pool.snapshots[0]
-    gone = replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9"))
-    running.pool.update(gone)
+    running.move("w1", "http://127.0.0.1:9")
     reply = await running.post(chat())
     assert (reply.status, reply.error["code"]) == (502, "worker_failed")
     assert "127.0.0.1" not in reply.error["message"]

@@ -308,8 +308,7 @@ async def test_workers_that_cannot_be_reached_cost_nothing_to_pass_over(serve):
     """Any number of them, since none has received the request."""
     running = await serve(*(FakeWorker() for _ in range(4)))
     for number in (1, 2, 3):
-        seen = running.pool.snapshot(WorkerId(f"w{number}"))
-        running.pool.update(replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9")))
+        running.move(f"w{number}", "http://127.0.0.1:9")
     reply = await running.post(chat())
     assert reply.status == 200
     assert (await running.outcome())["retries"] == 3
@@ -356,13 +355,14 @@ async def test_requests_wait_while_the_only_worker_is_replaced(serve, how):
     running = await serve(FakeWorker(), admission=settings, keep_alive_seconds=0.1)
     seen, worker = running.pool.snapshot(WorkerId("w1")), running.worker
     if how == "unreachable":
-        running.pool.update(replace(seen, worker=replace(seen.worker, url="http://127.0.0.1:9")))
+        running.move("w1", "http://127.0.0.1:9")
     else:
         worker.leaving, worker.breaks_before_answer = how == "leaving", how == "cut"
     asked = [asyncio.ensure_future(client(running, stream=bool(number % 2))) for number in range(6)]
     value = running.metrics.registry.get_sample_value
     await until(lambda: value("appliance_queue_requests", {"priority": "standard"}) == 6)
     worker.leaving = worker.breaks_before_answer = False
+    running.pool.add(seen.worker)
     running.pool.update(replace(seen, seen_at=time.monotonic()))
     ended = await asyncio.gather(*asked)
     assert [(each.status, each.error) for each in ended] == [(200, None)] * 6
@@ -427,8 +427,9 @@ async def test_running_gateway_reloads_the_list_of_workers(tmp_path):
     file = tmp_path / "settings.yaml"
 
     def write(pool: dict) -> None:
-        # Its port was not in the list at the start, where the wall was raised.
-        later = {"connect_ports": [int(second.url.rpartition(":")[2])]}
+        # Its ports were not in the list at the start, where the wall was raised.
+        port = int(second.url.rpartition(":")[2])
+        later = {"connect_ports": [port, port + 1]}
         settings = {"pool": {"discover_seconds": 0.2, **pool}, "sovereignty": later}
         file.write_text(json.dumps(settings), encoding="utf-8")
 

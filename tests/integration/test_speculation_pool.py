@@ -32,7 +32,7 @@ from tests.integration.speculation_admin import (
     wait_for,
 )
 from tests.integration.speculation_traffic import Traffic, code, noise
-from tests.integration.worker_process import RunningWorker, WorkerProcess, stock_worker
+from tests.integration.worker_process import ONE_ENGINE_PROCESS, RunningWorker, WorkerProcess, stock_worker
 
 pytestmark = pytest.mark.worker
 
@@ -50,7 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(directory: Path) -> dict[str, str]:
     """Of a gateway and of the worker that it controls."""
-    return {**QUIET, "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token")}
+    return {**QUIET, **ONE_ENGINE_PROCESS, "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token")}
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def controlled(directory: Path) -> Iterator[RunningWorker]:
 @pytest.fixture(scope="module")
 def stock(directory: Path) -> Iterator[RunningWorker]:
     """A worker with the demo draft and no plugin, like one started by hand."""
-    with stock_worker(directory / "stock.log", draft=DEMO_DRAFT) as worker:
+    with stock_worker(directory / "stock.log", draft=DEMO_DRAFT, environment=ONE_ENGINE_PROCESS) as worker:
         yield worker
 
 

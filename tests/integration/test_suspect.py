@@ -25,7 +25,7 @@ from tests.integration.caller import outcomes
 from tests.integration.speculation_admin import QUIET, Admin, metric, wait_for
 from tests.integration.worker_process import ONE_ENGINE_PROCESS, RunningWorker, WorkerProcess, descendants
 
-pytestmark = pytest.mark.worker
+pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
 ORDINARY, FAULTY, CLIENTS, TOKENS = 320, 20, 8, 64
 LOOP = "import os\n" * 40

@@ -23,14 +23,14 @@ from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import LaunchPlan, plan_launch
 from appliance.serving.plugin_client import SpeculationClient, parse_reading
 from appliance.serving.supervise import Supervisor, WorkerEvent, WorkerEventKind, free_port
-from appliance.serving.vllm.middleware import LEAVING
 from appliance.serving.weights import Weights, inspect_weights
 from appliance.serving.worker import Worker, WorkerId
 from appliance.serving.worker_metrics import parse_metrics
-from appliance.serving.worker_protocol import SPECULATION_PATH
+from appliance.serving.worker_protocol import LEAVING, SPECULATION_PATH
 from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.environment import offline_environment
 from tests.certificates import LOOPBACK, Authority
+from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 600
@@ -65,7 +65,7 @@ def plan_for(
         target=target,
         draft=draft,
         environment=offline_environment(
-            {name: os.environ[name] for name in ("PATH", "HOME")}, plugins=[PLUGIN]
+            {name: os.environ[name] for name in ("PATH", "HOME")} | ONE_ENGINE_PROCESS, plugins=[PLUGIN]
         ),
         control_token_file=token_file,
     )
@@ -118,7 +118,13 @@ class Running:
         return [event.kind for event in self.events[after:]]
 
     async def ask(
-        self, path: str, body: dict | None = None, *, token: str = TOKEN, certificate: bool = True
+        self,
+        path: str,
+        body: dict | None = None,
+        *,
+        token: str = TOKEN,
+        certificate: bool = True,
+        url: str = "",
     ) -> tuple[int, str]:
         """Ask as a gateway of the site does, or as one without its token or certificate."""
         tls = ssl.create_default_context(cadata=AUTHORITY.pem)
@@ -126,7 +132,9 @@ class Running:
             tls.load_cert_chain(*self.plan.certificate)
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as http,
-            http.request("POST" if body else "GET", self.plan.url + path, json=body, ssl=tls) as response,
+            http.request(
+                "POST" if body else "GET", (url or self.plan.url) + path, json=body, ssl=tls
+            ) as response,
         ):
             return response.status, await response.text()
 
@@ -258,7 +266,12 @@ async def test_worker_environment_has_no_egress(running):
 
 async def test_a_real_engine_repeats_what_the_record_of_its_draft_says(running):
     """It was measured with six draft tokens, and this worker has three: half of the promise is left."""
-    reading = parse_reading(*await running.ask(SPECULATION_PATH))
+    control = f"https://127.0.0.1:{running.plan.control_port}"
+    for token in (SCRAPE, "wrong"):
+        assert (await running.ask(SPECULATION_PATH, token=token, url=control))[0] == 401
+    with pytest.raises(aiohttp.ClientError):
+        await running.ask(SPECULATION_PATH, url=control, certificate=False)
+    reading = parse_reading(*await running.ask(SPECULATION_PATH, url=control))
     assert reading.controllable, reading.problems
     assert max(reading.choices) == 3
     assert reading.expected_length == 2.0

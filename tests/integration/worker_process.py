@@ -18,6 +18,7 @@ from typing import Self
 
 from appliance.infra.settings import DEMO_TARGET
 from appliance.serving.supervise import free_port
+from appliance.serving.worker_protocol import CONTROL_ADDRESS
 
 START_SECONDS = 600.0
 STOP_SECONDS = 90.0
@@ -144,6 +145,7 @@ def stock_worker(
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "TORCH_COMPILE_DISABLE": "1",
+        CONTROL_ADDRESS: f"127.0.0.1:{port + 1}",
     }
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
