@@ -52,7 +52,7 @@ NOT_OF_A_GATEWAY = frozenset({"data", "tenants", "worker", "picker"})
 OF_A_WORKER_BY_THE_CHART = frozenset(
     {
         *("model", "draft", "served_name", "task", "method", "draft_tokens", "bad_draft", "device"),
-        *("tensor_parallel_size", "pipeline_parallel_size", "host", "port"),
+        *("tensor_parallel_size", "pipeline_parallel_size", "host", "port", "control_port"),
         *("max_startup_seconds", "drain_seconds"),
     }
 )

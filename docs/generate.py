@@ -6,13 +6,12 @@ tests/test_docs.py fails when a page on disk differs from what this makes.
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import yaml
 from fastapi import FastAPI
@@ -30,7 +29,7 @@ from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import CostReport
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.picker import PickerMetrics
-from appliance.infra.settings import PREFIX, Settings
+from appliance.infra.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, PREFIX, Settings
 from docs.audit_format import audit_format_page, json_schema_page
 from docs.chart import chart_readme, packaged_files, values_page, values_schema
 from docs.offline_env import grafana_file, worker_file
@@ -42,6 +41,21 @@ from tests.matrix.page import page as versions_page
 
 PAGES_AT = Path(__file__).parent / "reference"
 LINT_FACTS = Path(__file__).parent / "draft_lint.yaml"
+TYPES = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "`true` \\| `false`",
+    "null": "null",
+}
+BOUNDS = {
+    "minimum": "≥",
+    "exclusiveMinimum": ">",
+    "maximum": "≤",
+    "exclusiveMaximum": "<",
+    "minLength": "of length ≥",
+    "maxLength": "of length ≤",
+}
 NOTE = "<!-- Written by `python -m docs.generate`; edit the code it describes instead. -->\n"
 
 
@@ -51,9 +65,10 @@ def settings_page() -> str:
         "# Settings",
         "",
         NOTE,
-        f"One YAML file (`--config`), overruled by `{PREFIX}<SECTION>__<FIELD>` variables, overruled by the",
-        "command line. An unknown section, field or variable is an error. `appliance config` prints the",
-        "values in force.",
+        f"One YAML file, overruled by `{PREFIX}<SECTION>__<FIELD>` variables, overruled by the command line.",
+        f"The file is that of `--config`, else of `{CONFIG_VARIABLE}`, else `{DEFAULT_CONFIG}` if it exists.",
+        "An unknown section, field or variable is an error. `appliance config` reports every problem at",
+        "once, or prints the values in force.",
     ]
     for section, field in Settings.model_fields.items():
         model = field.annotation
@@ -61,10 +76,11 @@ def settings_page() -> str:
         assert issubclass(model, BaseModel)  # noqa: S101
         lines += ["", f"## `{section}`", "", inspect.cleandoc(model.__doc__ or ""), ""]
         lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+        schemas = model.model_json_schema()["properties"]
         for name, entry in model.model_fields.items():
             default = "demo pair" if name in {"model", "draft"} else _shown(entry.default)
             meaning = " ".join((entry.description or "").split())
-            lines.append(f"| `{name}` | {_type_name(entry.annotation)} | {default} | {meaning} |")
+            lines.append(f"| `{name}` | {_type_name(schemas[name])} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -123,6 +139,7 @@ def errors_page() -> str:
 def cli_page() -> str:
     """Every command with its help."""
     lines = ["# Command line", "", NOTE]
+    lines += ["`appliance --install-completion` lets your shell complete commands and options.", ""]
     lines += _command_lines("appliance", get_command(cli))
     return "\n".join(lines) + "\n"
 
@@ -206,14 +223,39 @@ def _command_lines(path: str, command: object) -> list[str]:
         for parameter in getattr(command, "params", [])
     ]
     text = inspect.cleandoc(getattr(command, "help", "") or "")
-    return [f"## `{path}`", "", text, "", *options, *([""] if options else [])]
+    examples = getattr(command, "epilog", "").split("\n\n")[1:]
+    lines = [f"## `{path}`", "", text, "", "```bash", *examples, "```", ""]
+    return [*lines, *options, *([""] if options else [])]
 
 
-def _type_name(annotation: object) -> str:
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    if values := [str(value) for value in get_args(annotation) if isinstance(value, str)]:
-        return " \\| ".join(f"`{value}`" for value in values)
-    return re.sub(r"\b(pathlib|typing|appliance(\.\w+)*)\.(?=[A-Z])", "", text).replace("|", "\\|")
+def _type_name(schema: dict[str, Any]) -> str:
+    """A JSON schema in words, with its bounds; `|` is escaped for tables."""
+    match schema:
+        case {"$ref": reference}:
+            text = f"`{reference.rpartition('/')[2]}`"
+        case {"enum": values}:
+            text = " \\| ".join(f"`{value}`" for value in values)
+        case {"anyOf": choices}:
+            text = ", or ".join(map(_type_name, choices))
+        case {"prefixItems": parts}:
+            text = f"({', '.join(map(_type_name, parts))})"
+        case {"type": "array", "items": items}:
+            text = f"list of: {_type_name(items)}"
+        case {"type": "object", "additionalProperties": values}:
+            text = f"text to: {_type_name(values)}"
+        case _:
+            kind = schema.get("format") or TYPES[schema["type"]]
+            text = " ".join([kind, ", ".join(_bounds(schema))]).rstrip()
+    return text
+
+
+def _bounds(schema: dict[str, Any]) -> Iterator[str]:
+    if {"minimum", "maximum"} <= schema.keys():
+        yield f"{schema['minimum']} to {schema['maximum']}"
+        return
+    for name, sign in BOUNDS.items():
+        if name in schema:
+            yield f"{sign} {schema[name]}"
 
 
 def _shown(default: object) -> str:

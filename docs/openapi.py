@@ -179,6 +179,8 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         status=201,
         body=members(
             models=MODELS,
+            limits={**LIMITS, "type": ["object", "null"]},
+            manage_keys=FLAG,
             admin=FLAG,
             scopes={"type": ["array", "null"], "items": {"enum": [*AdminScope]}, "minItems": 1},
             expires_at=EXPIRY,
@@ -191,6 +193,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         },
     ),
     ("post", "/admin/v1/keys/{key_id}/rotate"): Operation(
+        status=201,
+        body=members(
+            overlap_seconds={"type": "integer", "minimum": 0, "maximum": 365 * 86400}, expires_at=EXPIRY
+        ),
+    ),
+    ("post", "/v1/appliance/keys"): Operation(
+        status=201,
+        body=members(models=MODELS, limits={**LIMITS, "type": ["object", "null"]}, expires_at=EXPIRY),
+    ),
+    ("post", "/v1/appliance/keys/{key_id}/rotate"): Operation(
         status=201,
         body=members(
             overlap_seconds={"type": "integer", "minimum": 0, "maximum": 365 * 86400}, expires_at=EXPIRY
@@ -238,7 +250,7 @@ TAGS = {
     "Models": ("/v1/models",),
     "Files and batches": ("/v1/files", "/v1/batches"),
     "Health and metrics": ("/healthz", "/readyz", "/metrics", "/admin/v1/status"),
-    "Tenants and keys": ("/admin/v1/tenants", "/admin/v1/keys"),
+    "Tenants and keys": ("/admin/v1/tenants", "/admin/v1/keys", "/v1/appliance/keys"),
     "Workers": ("/admin/v1/workers",),
     "Speculation and drafts": ("/admin/v1/speculation", "/admin/v1/drafts"),
     "Audit log": ("/admin/v1/audit",),

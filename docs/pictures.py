@@ -40,9 +40,9 @@ def main() -> None:
                 time.sleep(seconds)
             browser.open(f"{appliance.admin_url}/console")
             _keep(browser, "console-overview")
-            browser.prefer("dark")
-            _keep(browser, "console-overview-dark")
-            browser.prefer("light")
+            browser.find("tbody th a").click()
+            browser.find("#sizes")
+            _keep(browser, "console-worker")
             browser.open(f"{appliance.admin_url}/console/audit")
             browser.find("form.action button").click()
             browser.wait_for("Verified", "[data-status]")
@@ -51,8 +51,12 @@ def main() -> None:
         browser.find("#tenant-key").send_keys(appliance.key)
         browser.find("#prompt").send_keys("Write a Python function `get_name`.")
         browser.find("#chat button[type=submit]").click()
-        browser.wait_for("Done", "#chat-status")
+        request = browser.wait_for("Done", "#chat-status").partition("Request ")[2].partition(" ")[0]
         _keep(browser, "console-chat")
+        browser.open(f"{appliance.admin_url}/console/tenants/demo/keys")
+        _keep(browser, "console-keys")
+        browser.open(f"{appliance.admin_url}/console/requests?id={request}")
+        _keep(browser, "console-request")
         if traffic.failures:
             raise SystemExit(f"requests failed: {traffic.failures[:3]}")
 
