@@ -4,6 +4,9 @@ VENV   ?= .venv
 EXTRA  ?= cpu
 BIN    := $(VENV)/bin
 
+# Where it is set, each of the hundreds of processes that tests start compiles our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help slow setup setup-dev run tour test quick check tools lint types imports unit contract deploy parts workers alone matrix clients promises deploy-tools client-tools interop-tools cluster cluster-smoke cluster-tools cluster-programs bench bench-audit bench-speculation bench-reaction bench-cost bench-scraping bench-refresh docs dashboards locks models clean
 
@@ -39,7 +42,7 @@ $(VENV)/.installed-docs: pyproject.toml $(LOCKS) deploy/install.sh
 ##@ Check it
 
 # A stage that fails hides no other: all run, then the verdict.  `tools` comes first, since the rest needs it.
-STAGES := tools+lint+types+imports unit parts workers alone clients+tour promises
+STAGES := tools+lint+types+imports unit parts workers+clients+tour alone promises
 
 test: ## Everything CI runs, and how long each stage took
 	@echo "NOT RUN HERE BUT BY make slow: what is marked in" $$(grep -rl "mark\.slow" tests)
@@ -69,9 +72,9 @@ SHARED := --dist loadgroup --no-loadscope-reorder --numprocesses
 TWICE := $(SHARED) $(shell expr $$(nproc) \* 2)
 ONE_MORE := $(SHARED) $(shell expr $$(nproc) + 1)
 HEAVY := worker or engine
-UNIT := $(PYTEST) tests/unit --numprocesses auto --dist worksteal
+UNIT := $(PYTEST) tests/unit --dist worksteal --numprocesses $(shell expr $$(nproc) \* 2)
 
-unit: setup-dev ## Unit tests on every core, in an empty network namespace where the kernel allows it
+unit: setup-dev ## Unit tests, in an empty network namespace where the kernel allows it
 	@if unshare -rn true 2>/dev/null; then unshare -rn $(UNIT); \
 	elif [ "$$CI" = true ]; then echo "FAILED: this machine does not allow network namespaces" && exit 1; \
 	else echo "SKIPPED the network namespace: this machine does not allow one" && $(UNIT); fi
@@ -113,7 +116,7 @@ cluster-tools: ## Build that Kubernetes and Helm from Go modules, once; takes lo
 cluster-programs:
 	@$(PYTHON) -m tests.cluster.tools
 
-slow: setup-dev ## What `make test` leaves out: drafting methods, their comparison, suspect answers, drawn dashboards, a cancelled promotion, every fault of a disk, `benchmarks/gpu` on the CPU
+slow: setup-dev ## What `make test` leaves out: every drafting method, suspect answers, drawn dashboards, benchmarks in small, every fault of a disk
 	@$(PYTEST) $(PARTS) -m slow
 	@$(PYTEST) tests/faults/test_harmed_writer.py --all-faults
 

@@ -3,6 +3,7 @@ Conditions of every test: no egress, loopback up, a time limit, no silent skip, 
 """
 
 import functools
+import gc
 import os
 import random
 import re
@@ -79,6 +80,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             2 - bool(item.get_closest_marker("worker")) - 2 * bool(item.get_closest_marker("engine"))
         )
     )
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are no garbage: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

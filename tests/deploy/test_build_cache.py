@@ -138,6 +138,7 @@ def left_of(process: subprocess.Popen[str], directory: Path) -> list[str]:
     return [*left, *map(str, networks), *([str(directory)] if directory.exists() else [])]
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_engine_and_the_next_run_removes_the_rest(engine, cache):
     """Processes end at once; networks, mounts and directories are gone when the next run has an engine."""
     killed, directory = run_of_an_engine(cache)

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.audit import __main__ as command
 from benchmarks.audit import appends, large, serving, soak
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_writer_on_sqlite_loses_nothing():
     """Every acknowledged entry is in the log, and it verifies; SQLite has one writer."""

@@ -291,6 +291,7 @@ async def test_draft_with_noisy_weights_is_refused_for_its_acceptance(drafts, sh
     assert found.mismatches == 0
 
 
+@pytest.mark.slow
 @IN_MODULE
 async def test_answers_of_another_target_are_refused(drafts, shared):
     """The candidate is served with a target of other weights."""

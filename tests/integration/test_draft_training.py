@@ -320,6 +320,7 @@ def counter(url: str, name: str) -> float:
     )
 
 
+@pytest.mark.slow
 def test_vllm_accepts_the_server_arguments():
     """Every flag of the server for hidden states exists and accepts its value."""
     setup = Setup(

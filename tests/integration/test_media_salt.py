@@ -103,6 +103,7 @@ def test_an_image_of_another_tenant_is_not_found_in_the_caches():
     }
 
 
+@pytest.mark.slow
 def test_vllm_alone_still_shares_images_between_salts():
     """If an upgrade changes that, the product's own salt is not needed any more."""
     assert found("vllm")["tenants"]
