@@ -2,7 +2,7 @@
 Who uses the console: routes for logged-in operators, their pages and their actions.
 
 A form is done at most once: its answer redirects to the page it came from, which says what was done, or why
-not.
+not, with the form as it was sent.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,7 +16,7 @@ from appliance.api.auth import count_refusal, identify
 from appliance.api.console.console import Console
 from appliance.api.console.forms import is_from_here, read_form
 from appliance.api.console.headers import PREFIX
-from appliance.api.console.sessions import ConsoleSession, Notice
+from appliance.api.console.sessions import ConsoleSession, Notice, SentForm
 from appliance.api.refusals import Surface
 from appliance.api.scopes import require_scopes
 from appliance.api.services import Services
@@ -84,10 +84,12 @@ def acting(action: Action, page: Callable[[Request], str]) -> Handler:
     """Do what a form of a page asks for, and show the page again; `page` is its path after the prefix."""
 
     async def answer(request: Request, services: Services, _console: Console, operator: Operator) -> Response:
+        form = await read_form(request)
         try:
-            operator.session.notice = await action(request, services, operator, await read_form(request))
+            operator.session.notice = await action(request, services, operator, form)
         except ApplianceError as error:
-            operator.session.notice = Notice(text=str(error), is_problem=True)
+            sent = SentForm(path=request.scope["path"], fields=form)
+            operator.session.notice = Notice(text=str(error), is_problem=True, sent=sent)
         return RedirectResponse(f"{PREFIX}{page(request)}", HTTPStatus.SEE_OTHER)
 
     return answer
@@ -97,7 +99,21 @@ def page(
     console: Console, name: str, *, code: int = 200, operator: Operator | None = None, **values: object
 ) -> Response:
     notice = operator.session.take_notice() if operator else None
-    given = {"page": name, "problem": "", "operator": operator, "notice": notice, **values}
+
+    def refused(path: str, **hidden: str) -> dict[str, str]:
+        """What the form of this path, with these hidden fields, contained if it has just been refused."""
+        sent = notice.sent if notice else None
+        is_it = sent is not None and sent.path == path and hidden.items() <= sent.fields.items()
+        return dict(sent.fields) if sent and is_it else {}
+
+    given = {
+        "page": name,
+        "problem": "",
+        "operator": operator,
+        "notice": notice,
+        "refused": refused,
+        **values,
+    }
     return HTMLResponse(console.templates.get_template(f"{name}.html").render(**given), status_code=code)
 
 

@@ -8,7 +8,7 @@ sessions: operators log in again.
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 MAX_FAILED_LOGINS = 10
@@ -21,6 +21,13 @@ MAX_SESSIONS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentForm:
+    path: str
+    """As decoded from the request."""
+    fields: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """What the next page of a session says, once: what was done, or why not."""
 
@@ -28,6 +35,8 @@ class Notice:
     is_problem: bool = False
     key: str = field(default="", repr=False)
     """A new API key; shown nowhere else."""
+    sent: SentForm | None = field(default=None, repr=False)
+    """The form that was refused, to be corrected."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,6 +44,15 @@ async def shown(cluster: PromotionCluster, acts: AdminScope | None = None) -> st
 
 async def act(cluster: PromotionCluster, path: str, acts: AdminScope | None = AdminScope.DRAFTS, **form: str):
     """Send a form of the page; its status, and what the next page says."""
+    status, page = await after(cluster, path, acts, **form)
+    notice = re.search(r"data-notice>(.*?)</div>", page, re.DOTALL)
+    return status, html.unescape(notice[1]) if notice and status == 303 else page
+
+
+async def after(
+    cluster: PromotionCluster, path: str, acts: AdminScope | None = AdminScope.DRAFTS, **form: str
+):
+    """Send a form of the page; its status, and the next page."""
     gateway = cluster.gateway
     async with logged_in(pool=gateway.pool, promoter=gateway.promoter, acts=acts) as client:
         csrf = re.search(r'name="csrf" value="([^"]+)"', (await client.get("/console/models")).text)
@@ -56,9 +65,7 @@ async def act(cluster: PromotionCluster, path: str, acts: AdminScope | None = Ad
         if answer.status_code != 303:
             return answer.status_code, answer.text
         assert answer.headers["location"] == "/console/models"
-        page = (await client.get("/console/models")).text
-    notice = re.search(r"data-notice>(.*?)</div>", page, re.DOTALL)
-    return answer.status_code, html.unescape(notice[1]) if notice else ""
+        return answer.status_code, (await client.get("/console/models")).text
 
 
 def draft_of(cluster: PromotionCluster) -> str:
@@ -134,7 +141,7 @@ async def test_a_draft_is_promoted_and_rolled_back_from_the_page(cluster):
 async def test_a_draft_without_evaluation_needs_a_reason_on_the_page_too(cluster):
     draft = draft_of(cluster)
     page = await shown(cluster, AdminScope.DRAFTS)
-    assert 'name="without_evaluation" maxlength="200" autocomplete="off" required' in page
+    assert 'name="without_evaluation" value="" maxlength="200" autocomplete="off" required' in page
     _, said = await act(cluster, "promote", draft=draft)
     assert "evaluat" in said
     assert await cluster.gateway.promoter.promotions() == ()
@@ -147,6 +154,18 @@ async def test_a_draft_without_evaluation_needs_a_reason_on_the_page_too(cluster
     await cluster.gateway.until_over()
     (ended,) = await cluster.gateway.promoter.promotions()
     assert (ended.stage, ended.reason) == ("rolled_back", "enough")
+
+
+async def test_a_promotion_that_was_refused_keeps_its_form(cluster):
+    """That of its draft alone."""
+    cluster.site.add(cluster.site.draft("other"))
+    mine = cluster.site.registry.revisions()[0].digest
+    _, page = await after(cluster, "promote", draft=mine, allow_downtime="yes")
+    forms = page.split('<details class="confirm"')[1:]
+    (opened,) = (form for form in forms if form.startswith(" open>"))
+    assert f'value="{mine}"' in opened
+    assert [form for form in forms if " checked" in form] == [opened]
+    assert len(forms) == 2
 
 
 async def test_an_admin_without_the_scope_drafts_has_no_form_and_no_action(cluster):

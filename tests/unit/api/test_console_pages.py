@@ -130,14 +130,16 @@ class Site:
     overrides: SqlOverrideStore
     workers: FakeWorkers
     control: FakeControl
+    shown: str = ""
+    """The page after the newest action."""
 
     async def act(self, path: str, **form: str) -> tuple[int, str]:
         """Send a form of a page, and return the status and what the next page says of it."""
         answer = await self.client.post(f"/console{path}", data={"csrf": await self.csrf(), **form})
         if answer.status_code != 303:
             return answer.status_code, answer.text
-        shown = (await self.client.get(answer.headers["location"])).text
-        found = re.search(r"data-notice>(.*?)</div>", shown, re.DOTALL)
+        self.shown = (await self.client.get(answer.headers["location"])).text
+        found = re.search(r"data-notice>(.*?)</div>", self.shown, re.DOTALL)
         return answer.status_code, html.unescape(found[1]) if found else ""
 
     async def entries(self, entry_type: str) -> list[Any]:
@@ -605,6 +607,44 @@ async def test_what_cannot_be_done_is_said_on_the_page(site):
     assert all(not tenant.keys for tenant in site.tenants.tenants if tenant.name == "acme")
     assert await site.overrides.list() == ()
     assert site.workers.drains == []
+
+
+def typed(page: str) -> dict[str, str]:
+    """The values of text fields by the id, without empty ones, and the ids of checked boxes."""
+    found = {}
+    for tag in re.findall(r"<input [^>]*>", page):
+        attributes = dict(re.findall(r'([a-z-]+)="([^"]*)"', tag))
+        if attributes.get("value") and "id" in attributes:
+            found[attributes["id"]] = html.unescape(attributes["value"])
+        elif " checked" in tag:
+            found[attributes.get("id") or attributes["name"]] = "checked"
+    return found
+
+
+async def test_a_form_that_was_refused_keeps_what_was_typed(site):
+    """Open, on the next page alone, and in no other form."""
+    await site.log_in()
+    untouched = (await site.client.get("/console/tenants/acme/keys")).text
+    wrong = {"expires_at": "soon", "models": 'a, "<b>"', "tokens_per_day": "9", "manage_keys": "on"}
+    await site.act("/tenants/acme/keys", **wrong)
+    assert typed(site.shown) == typed(untouched) | {
+        "expires": "soon",
+        "models": 'a, "<b>"',
+        "limit-tokens_per_day": "9",
+        "manage-keys": "checked",
+    }
+    assert "<b>" not in site.shown
+    assert typed((await site.client.get("/console/tenants/acme/keys")).text) == typed(untouched)
+    await site.act("/tenants/acme/keys", models="")
+    (key,) = site.tenants.tenant("acme").keys
+    assert typed(site.shown) == typed(untouched) | {f"overlap-{key.key_id}": "24"}
+    await site.act("/workers/w1/drain", note="fan")
+    assert typed(site.shown) == {"minutes": "60", "drain-note": "fan"}
+    assert re.findall(r"<details[^>]* open><summary>(\w+)", site.shown) == ["Drain"]
+    wrong = {"mode": "speculative", "draft_tokens": "0", "minutes": "5", "note": "test"}
+    await site.act("/workers/w1/override", **wrong)
+    assert typed(site.shown) == {"draft-tokens": "0", "minutes": "5", "override-note": "test"}
+    assert '<option value="speculative" selected>' in site.shown
 
 
 async def test_a_worker_is_drained_overridden_and_recycled(site):
