@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 from appliance.serving.worker import WorkerSnapshot
 from appliance.speculation.values import Decision, Reason, SpeculationMode
@@ -37,8 +38,16 @@ def view_of(snapshot: WorkerSnapshot, *, now: float, wall_now: float) -> WorkerV
         buckets=tuple(_bucket(snapshot, bucket) for bucket in figures.draft_tokens),
         exploration_share=figures.exploration_share,
         controllable=reading is not None and reading.controllable,
-        problems=reading.problems if reading is not None else (),
+        problems=_problems(snapshot),
     )
+
+
+def _problems(snapshot: WorkerSnapshot) -> tuple[str, ...]:
+    """A worker that is down is a fault of its own."""
+    if snapshot.reading is not None or not snapshot.healthy:
+        return snapshot.reading.problems if snapshot.reading else ()
+    at = urlsplit(snapshot.worker.control_url).netloc
+    return (f"the plugin at {at} did not answer the last poll: may a firewall drop its port?",)
 
 
 def _bucket(snapshot: WorkerSnapshot, bucket: int) -> BucketView:

@@ -1,10 +1,12 @@
 """What people are shown of a worker's choice."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from appliance.control.view import view_of
+from appliance.serving.plugin_client import parse_reading
 from appliance.serving.worker import Worker, WorkerId, WorkerSnapshot
 from appliance.speculation.evidence import Acceptance
 from appliance.speculation.state import SpeculationFigures
@@ -42,6 +44,17 @@ def test_payoff_and_break_even_are_those_of_the_best_measured_number():
     assert large.break_even == large.break_evens[3]
     assert large.payoff == pytest.approx(math.log(2.45 / 3.0), abs=0.01)
     assert (small.reason, large.reason) == (Reason.RECOVERED, Reason.BELOW_BREAK_EVEN)
+
+
+def test_a_plugin_that_does_not_answer_is_a_problem_of_a_worker_that_does():
+    """A firewall that drops the control port leaves no other trace."""
+    up = replace(snapshot(Acceptance()), healthy=True)
+    (problem,) = view_of(up, now=9.0, wall_now=109.0).problems
+    assert "w:81 did not answer" in problem
+    told = parse_reading(404, "")
+    for other in (replace(up, healthy=False), replace(up, reading=replace(told, problems=()))):
+        assert view_of(other, now=9.0, wall_now=109.0).problems == ()
+    assert view_of(replace(up, reading=told), now=9.0, wall_now=109.0).problems == told.problems
 
 
 def test_without_drafts_no_payoff_is_shown():
