@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, func, insert, literal, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Row, bindparam, func, insert, literal, select, text, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from appliance.audit import pending_rows
@@ -314,7 +313,7 @@ class SqlAuditStore(SqlStore):
     def beat(self, gateway: str, now: float) -> dict[str, float]:
         row = {"gateway": gateway, "seen_at": now}
         with self._writing(turn=False) as connection:
-            self._upsert(connection, audit_writers, row, key="gateway")
+            self._upsert(connection, audit_writers, [row])
             return _read_writers(connection)
 
     def writers(self) -> dict[str, float]:
@@ -324,7 +323,7 @@ class SqlAuditStore(SqlStore):
     def save_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         row = {"size": checkpoint.size, "note": checkpoint.note, "time": checkpoint.time}
         with self._writing(turn=False) as connection:
-            self._upsert(connection, audit_checkpoints, row, key="size")
+            self._upsert(connection, audit_checkpoints, [row])
 
     def latest_checkpoint(self) -> StoredCheckpoint | None:
         with self._reading() as connection:
@@ -364,12 +363,6 @@ class SqlAuditStore(SqlStore):
             statement, move = self._move_fenced, {**move, **fence.parameters()}
         if connection.execute(statement, move).rowcount != 1:
             raise AuditForkError(f"another writer extended the audit log from size {expected.size}")
-
-    def _upsert(self, connection: Connection, table: Table, row: dict[str, Any], *, key: str) -> None:
-        rest = {name: value for name, value in row.items() if name != key}
-        dialect = postgresql if self._is_postgresql else sqlite
-        statement = dialect.insert(table).values(row)
-        connection.execute(statement.on_conflict_do_update(index_elements=[key], set_=rest))
 
     def _check_schema(self) -> None:
         with self._errors("opened"):

@@ -9,11 +9,12 @@ durable when they return: with SQLite's `synchronous=NORMAL` a power cut can los
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from appliance.errors import ApplianceError, ConfigurationError
@@ -87,6 +88,18 @@ class SqlStore:
         """After an error nothing may have been written, or everything."""
         with self._errors("written"), self._engine.begin() as connection:
             yield connection
+
+    def _insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """An insert that may say what happens on a conflict."""
+        return postgresql.insert(table) if self._is_postgresql else sqlite.insert(table)
+
+    def _upsert(self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows, or give those with their primary keys these values."""
+        if rows:
+            insert = self._insert(table)
+            keys = {column.name for column in table.primary_key}
+            values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+            connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:

@@ -13,7 +13,6 @@ from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import Delete, and_, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from appliance.audit.content.payloads import CHUNK, Payload, SqlPayloadStore, row_of
 from appliance.audit.content.sealing import Part
@@ -55,8 +54,7 @@ class SqlSampleStore(SqlPayloadStore):
         mine = and_(_COLUMNS.request_id == sample.request_id, _COLUMNS.tenant == sample.tenant)
         body = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.REQUEST.value)
         answer = select(_COLUMNS.key_id).where(mine, _COLUMNS.part == Part.RESPONSE.value)
-        dialect = postgresql if self._is_postgresql else sqlite
-        add = dialect.insert(audit_payloads).values(row_of(sample)).on_conflict_do_nothing()
+        add = self._insert(audit_payloads).values(row_of(sample)).on_conflict_do_nothing()
         with self._transaction("kept", overwrites=True) as connection:
             # Only one row is locked, so that this cannot deadlock with an erasure that holds others.
             key_id = connection.scalar(body.with_for_update())

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Connection, MetaData, Table, Text, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from appliance.errors import CostUnavailableError
 from appliance.gateway.cost.report import SILENT_AFTER
@@ -112,11 +111,11 @@ class CostStore(SqlStore):
         """
         own = {"start": period.start}
         with self._turn, self._writing() as connection:
-            self._put(connection, cost_periods, [asdict(period)])
+            self._upsert(connection, cost_periods, [asdict(period)])
             rows = [key._asdict() | own | asdict(share) for key, share in shares.items()]
-            self._put(connection, cost_shares, rows)
+            self._upsert(connection, cost_shares, rows)
             rows = [key._asdict() | own | asdict(time) for key, time in workers.items()]
-            self._put(connection, cost_workers, rows)
+            self._upsert(connection, cost_workers, rows)
             others = select(func.count(cost_periods.c.gateway.distinct())).where(
                 cost_periods.c.gateway != period.gateway,
                 cost_periods.c.closed.is_(False),
@@ -142,14 +141,6 @@ class CostStore(SqlStore):
             shares=tuple(map(_share, shares)),
             workers=tuple(map(_worker, workers)),
         )
-
-    def _put(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-            put = insert(table)
-            keys = [column.name for column in table.primary_key]
-            values = {column.name: put.excluded[column.name] for column in table.c if not column.primary_key}
-            connection.execute(put.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
 
 def _between(connection: Connection, table: Table, begin: int, end: int) -> list[dict[str, Any]]:

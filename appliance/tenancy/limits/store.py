@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from sqlalchemy import Column, Connection, MetaData, Table, Text, extract, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from appliance.errors import LimitsUnavailableError
 from appliance.infra.database import Database, SqlStore
@@ -99,7 +98,7 @@ class SqlLedgerStore(SqlStore):
                 if name not in ledgers
             ]
             # Another gateway may insert the same row: the second waits here, then reads the first one's.
-            connection.execute(self._insert().values(new).on_conflict_do_nothing())
+            connection.execute(self._insert(limit_books).values(new).on_conflict_do_nothing())
             ledgers = self._select(connection, tenants)
         return ledgers
 
@@ -116,13 +115,9 @@ class SqlLedgerStore(SqlStore):
 
     def _write(self, connection: Connection, ledgers: Mapping[str, TenantLedger]) -> None:
         rows = [{"tenant": tenant, "book": encode_ledger(ledger)} for tenant, ledger in ledgers.items()]
-        written = self._insert().values(rows)
+        written = self._insert(limit_books).values(rows)
         connection.execute(
             written.on_conflict_do_update(
                 index_elements=[limit_books.c.tenant], set_={"book": written.excluded.book}
             )
         )
-
-    def _insert(self) -> sqlite.Insert | postgresql.Insert:
-        insert = postgresql.insert if self._is_postgresql else sqlite.insert
-        return insert(limit_books)
