@@ -27,6 +27,7 @@ from appliance.sovereignty.bundle.engine import Engine
 from appliance.sovereignty.bundle.load import Home, Targets, load_bundle
 from appliance.sovereignty.bundle.oci_push import Registry
 from appliance.sovereignty.bundle.recipe import load_recipe
+from appliance.sovereignty.bundle.source import ByteCount, ignore_bytes
 from tests.bundles import DATABASE, GATEWAY, Workshop
 from tests.certificates import Authority
 
@@ -44,9 +45,9 @@ def bundle(workshop: Workshop) -> Path:
     return workshop.build()
 
 
-def load(workshop: Workshop, path: Path, targets: Targets) -> bool:
+def load(workshop: Workshop, path: Path, targets: Targets, count: ByteCount = ignore_bytes) -> bool:
     home = Home(directory=workshop.place / "data")
-    return load_bundle(workshop.open_bundle(path), targets, home, lambda *_: None, lambda _: None)
+    return load_bundle(workshop.open_bundle(path), targets, home, lambda *_: None, lambda _: None, count)
 
 
 def items(workshop: Workshop, path: Path) -> dict:
@@ -148,6 +149,20 @@ def test_images_and_charts_are_in_the_registry_under_their_digests(registry, wor
             assert pulled(registry, repository, tag)[0] == digest
         chart = pulled(registry, "site/charts/sovereign-appliance", "1.0.0")[1]
         assert chart[1] == (workshop.place / "inputs-1.0.0" / "chart.tgz").read_bytes()
+
+
+def test_what_is_sent_to_the_registry_is_counted(registry, workshop, bundle):
+    """After what was read to be verified; to the last byte, unless the registry has some of it."""
+    counts: list[list[tuple[int, int]]] = []
+    with registry.running():
+        for path in (bundle, workshop.build("1.1.0")):
+            counts.append([])
+            load(workshop, path, registry.target(), lambda *count: counts[-1].append(count))
+    for number, found in enumerate(counts):
+        at = next(at for at in range(1, len(found)) if found[at][0] < found[at - 1][0])
+        sent = found[at:]
+        assert sent == sorted(sent)
+        assert (sent[-1][0] == sent[-1][1]) is (number == 0)
 
 
 def test_what_the_registry_has_is_not_sent_again(registry, workshop, bundle):

@@ -12,6 +12,7 @@ from appliance.sovereignty.bundle.archive import END, padding, tar_header
 from appliance.sovereignty.bundle.bundle_verifier import Bundle
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.oci import parse_image_config
+from appliance.sovereignty.bundle.source import CountBytes
 from appliance.sovereignty.bundle.tree import ItemTree, PlatformImage
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -27,7 +28,7 @@ class Engine:
     machine: str
     """The kernel's name of this machine's architecture."""
 
-    def load(self, tree: ItemTree, bundle: Bundle) -> bool:
+    def load(self, tree: ItemTree, bundle: Bundle, counted: CountBytes) -> bool:
         """Load one image unless it is present, and say whether; raises BundleStorageError."""
         reference = tree.item.reference or tree.item.label
         image = self.choose(tree)
@@ -35,7 +36,7 @@ class Engine:
         # Not compared by the image's id: some engines assign their own.
         if self._found(reference) == (layers, _run(config)):
             return False
-        self._feed(image, reference, bundle)
+        self._feed(reference, counted(saved_form(image, reference, bundle)))
         if self._found(reference)[0] != layers:
             raise BundleStorageError(f"{self.command[0]} has a different image as {reference} after the load")
         return True
@@ -48,7 +49,7 @@ class Engine:
                 return image
         raise BundleStorageError(f"{tree.item.label} is not for this machine ({wanted})")
 
-    def _feed(self, image: PlatformImage, reference: str, bundle: Bundle) -> None:
+    def _feed(self, reference: str, pieces: Iterator[bytes]) -> None:
         try:
             process = subprocess.Popen(  # noqa: S603 - the operator's own command
                 [*self.command, "load"],
@@ -64,7 +65,7 @@ class Engine:
             try:
                 # An engine that fails closes the pipe; the reason is on its standard error.
                 with suppress(BrokenPipeError):
-                    for piece in saved_form(image, reference, bundle):
+                    for piece in pieces:
                         process.stdin.write(piece)
                 with suppress(BrokenPipeError):
                     process.stdin.close()

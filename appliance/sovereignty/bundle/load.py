@@ -102,6 +102,8 @@ def _lines(path: Path) -> list[str]:
 
 
 RECORDED = "recorded"
+PUSHED = {ItemKind.IMAGE, ItemKind.CHART}
+"""What a registry gets."""
 """The step after which the audit log contains the installation."""
 
 RecordInstallation = Callable[[BundleManifest, str], None]
@@ -248,21 +250,26 @@ def _bring_in(
 ) -> int:
     """Returns the number of files written, images loaded and items pushed."""
     done = 0
-    total = sum(file.size for placement in placements for file in placement.files.values())
-    counted = byte_counter(count, total)
+    registry, engine = targets.registry, targets.engine
+    files = [file for placement in placements for file in placement.files.values()]
+    for tree in trees:
+        if registry is not None and tree.item.kind in PUSHED:
+            files += tree.blobs
+        if engine is not None and tree.item.kind is ItemKind.IMAGE:
+            files += engine.choose(tree).layers
+    counted = byte_counter(count, sum(file.size for file in files))
     for placement in placements:
         written = stage(placement, lambda file: counted(bundle.chunks(file)))
         done += written
         progress(f"{placement.final} is complete ({written} of {len(placement.files)} files written)")
-    registry, engine = targets.registry, targets.engine
     for tree in trees:
         label = tree.item.label
-        if registry is not None and tree.item.kind in {ItemKind.IMAGE, ItemKind.CHART}:
-            pushed = registry.push(tree, bundle)
+        if registry is not None and tree.item.kind in PUSHED:
+            pushed = registry.push(tree, bundle, counted)
             done += pushed
             progress(f"{label} {'was pushed' if pushed else 'is already in the registry'}")
         if engine is not None and tree.item.kind is ItemKind.IMAGE:
-            loaded = engine.load(tree, bundle)
+            loaded = engine.load(tree, bundle, counted)
             done += loaded
             progress(f"{label} {'was loaded' if loaded else 'is already in the engine'}")
     return done

@@ -22,6 +22,7 @@ from appliance.errors import BundleStorageError
 from appliance.sovereignty.bundle.bundle_verifier import Bundle
 from appliance.sovereignty.bundle.manifest import BundleFile
 from appliance.sovereignty.bundle.references import repository_of
+from appliance.sovereignty.bundle.source import CountBytes
 from appliance.sovereignty.bundle.tree import ItemTree
 
 PATIENCE_SECONDS = 600.0
@@ -38,15 +39,15 @@ class Registry:
     tls: ssl.SSLContext | None
     """Verifies its certificate; None for plain HTTP."""
 
-    def push(self, tree: ItemTree, bundle: Bundle) -> bool:
+    def push(self, tree: ItemTree, bundle: Bundle, counted: CountBytes) -> bool:
         """Push one item unless it is present under its tag, and say whether; raises BundleStorageError."""
         try:
-            return asyncio.run(self._push(tree, bundle))
+            return asyncio.run(self._push(tree, bundle, counted))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise BundleStorageError(f"cannot push {tree.item.label} to {self.url}: {reason}") from error
 
-    async def _push(self, tree: ItemTree, bundle: Bundle) -> bool:
+    async def _push(self, tree: ItemTree, bundle: Bundle, counted: CountBytes) -> bool:
         repository, tag = repository_of(tree.item)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE_SECONDS, sock_read=PATIENCE_SECONDS)
         headers = {} if self.credentials is None else {"Authorization": _basic(*self.credentials)}
@@ -55,7 +56,7 @@ class Registry:
         async with aiohttp.ClientSession(
             headers=headers, timeout=timeout, connector=connector, trust_env=False
         ) as session:
-            sender = _Sender(session, self._repository(repository), bundle)
+            sender = _Sender(session, self._repository(repository), bundle, counted)
             root = tree.documents[-1]
             if await sender.found(tag, root) == tree.item.digest:
                 return False
@@ -80,10 +81,12 @@ class Registry:
 class _Sender:
     """One repository of a registry."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str, bundle: Bundle) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, base: str, bundle: Bundle, counted: CountBytes
+    ) -> None:
         self._session = session
         self._base = base
-        self._bundle = bundle
+        self._bundle, self._counted = bundle, counted
 
     async def blob(self, file: BundleFile) -> None:
         digest = f"sha256:{file.sha256}"
@@ -97,7 +100,7 @@ class _Sender:
             location = _upload(answer)
         target = location.update_query(digest=digest)
         headers = {"Content-Length": str(file.size), "Content-Type": "application/octet-stream"}
-        body = _flow(self._bundle.chunks(file)) if file.size else b""
+        body = _flow(self._counted(self._bundle.chunks(file))) if file.size else b""
         async with self._session.put(target, data=body, headers=headers, allow_redirects=False) as answer:
             await _expect(answer, HTTPStatus.CREATED, digest)
 

@@ -27,6 +27,8 @@ from appliance.sovereignty.bundle.manifest import (
 CHUNK_BYTES = 2**20
 """Bytes of a file in memory at a time."""
 ByteCount = Callable[[int, int], None]
+CountBytes = Callable[[Iterable[bytes]], Iterator[bytes]]
+"""Passes the bytes of a file on and counts them."""
 """Is called with the bytes read so far and their total."""
 
 
@@ -198,7 +200,7 @@ def ignore_bytes(_done: int, _total: int) -> None:
     pass
 
 
-def byte_counter(count: ByteCount, total: int) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
+def byte_counter(count: ByteCount, total: int) -> CountBytes:
     """Return what passes the bytes of files on and counts them all together."""
     done = 0
 
