@@ -26,6 +26,7 @@ from appliance.speculation.values import Reason, SpeculationMode
 WARM_LENGTH = 1.5
 """Acceptance length above which a worker counts as warm."""
 TIMEOUT = aiohttp.ClientTimeout(total=60.0)
+REFUSED = (f"{HTTPStatus.UNAUTHORIZED:d} ", f"{HTTPStatus.FORBIDDEN:d} ")
 PAUSE_SECONDS = 0.5
 """After a failed request, to spare a gateway in trouble."""
 FINISH_SECONDS = 10.0
@@ -241,6 +242,9 @@ class Drill:
     async def _is_warm(self) -> bool:
         if not self.traffic.requests:
             return False
+        if self.traffic.failures and self.traffic.failures[0].startswith(REFUSED):
+            message = f"the gateway refuses the drill's requests ({self.traffic.failures[0]})"
+            raise ConfigurationError(f"{message}: give a tenant's key with --key-file")
         for worker in (await self.gateway.get("speculation"))["workers"]:
             length = worker["acceptance_length"]
             is_drafting = worker["mode"] == SpeculationMode.SPECULATIVE and worker["controllable"]

@@ -90,7 +90,8 @@ class FakeGateway:
 
     async def completions(self, request: web.Request) -> web.Response:
         body = await request.json()
-        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        if request.headers["Authorization"] != f"Bearer {KEY}":
+            return web.json_response({"error": {"code": "permission_denied"}}, status=403)
         assert (body["model"], body["temperature"]) == ("demo", 0)
         self.running += 1
         self.largest_concurrency = max(self.largest_concurrency, self.running)
@@ -206,7 +207,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[FakeGateway]:
 
 
 async def drill(
-    gateway: FakeGateway, settings: Settings, **limits: float
+    gateway: FakeGateway, settings: Settings, *, key: str = KEY, **limits: float
 ) -> tuple[Drill, list[tuple[DrillStage, Timeline]]]:
     reported: list[tuple[DrillStage, Timeline]] = []
     async with open_admin(settings, gateway.url) as admin, aiohttp.ClientSession() as session:
@@ -214,7 +215,7 @@ async def drill(
         traffic = Traffic(
             session=session,
             base=gateway.url,
-            key=KEY,
+            key=key,
             model=start.model,
             concurrency=2,
             prompt=in_turn(["def add(a, b):"]),
@@ -328,6 +329,11 @@ async def test_drill_does_not_start_where_it_could_prove_nothing(gateway, settin
         gateway.override, gateway.controllable = None, False
         with pytest.raises(ConfigurationError, match="no plugin"):
             await prepare(admin, "demo")
+
+
+async def test_a_refused_key_ends_the_drill_at_once(gateway, settings):
+    with pytest.raises(ConfigurationError, match=r"403 permission_denied.*tenant's key with --key-file"):
+        await drill(gateway, settings, key="sk-admin", warm_seconds=60.0)
 
 
 async def command(gateway: FakeGateway, tmp_path: Path, *words: str) -> Result:
