@@ -16,7 +16,7 @@ from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = [pytest.mark.worker, pytest.mark.alone]
 
-PLAN = Plan(concurrency=(1,), rounds=10, most_rounds=60, seconds=1.0, learn=8.0)
+PLAN = Plan(concurrency=(1,), rounds=8, most_rounds=60, seconds=2.0, learn=8.0)
 LEARN_SOON = {"APPLIANCE_MONITOR__EXPLORATION_SHARE": "0.1"}
 """The report knows what the target alone takes by the monitor's measurements: let there be more of them."""
 
