@@ -17,6 +17,7 @@ from typing import Any
 from appliance.monitor import decide
 from appliance.speculation.state import MonitorPolicy, MonitorState
 from appliance.speculation.values import (
+    SETTLE_SECONDS,
     Decision,
     DraftTokenTable,
     EngineReading,
@@ -53,6 +54,8 @@ class Engine:
     """Seconds that the first step takes longer that drafts again."""
     wander: float = 0.0
     """Amplitude of the machine's speed over minutes."""
+    busy: tuple[tuple[float, float, float], ...] = ()
+    """When other work slows the machine down: from, until, and how many times."""
 
     def mean_seconds(self, batch: int, k: int, now: float) -> float:
         """Mean seconds of a step, stalls included."""
@@ -61,7 +64,8 @@ class Engine:
 
     def speed(self, now: float) -> float:
         """Factor on all seconds at this time."""
-        return 1.0 + self.wander * (math.sin(now / 7.0) + math.sin(now / 41.0)) / 2.0
+        slower = math.prod(times for start, end, times in self.busy if start <= now < end)
+        return slower * (1.0 + self.wander * (math.sin(now / 7.0) + math.sin(now / 41.0)) / 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +138,7 @@ class SimulatedWorker:
         self._steps = self._batch = self._drafts = self._draft_tokens = 0
         self._drafted_at, self._accepted_at = [0] * positions, [0] * positions
         self._verifies = 0
+        self._changed_at = -1.0
         self._busy = self._caught_up = 0.0
 
     def steer(
@@ -174,9 +179,12 @@ class SimulatedWorker:
         expected = self.engine.mean_seconds(batch, k, self.now)
         is_whole = self._verifies == k
         steps = max(1, math.ceil(seconds / expected)) if is_whole else 1
+        unsettled = math.ceil((self._changed_at + SETTLE_SECONDS - self.now) / expected) - 1
+        if is_whole and unsettled > 0:
+            steps = min(steps, unsettled)
         if self._probe:
             steps = min(steps, self._probe[0][1])
-        prompts = self._binomial(steps, self.engine.prompts) if is_whole else 1
+        prompts = self._binomial(steps, self.engine.prompts) if is_whole and unsettled <= 0 else steps
         if k and not self._verifies:
             self.now += self.engine.catch_up
             self._busy += self.engine.catch_up
@@ -185,6 +193,7 @@ class SimulatedWorker:
             if count:
                 self._block(batch, k, count, measured=measured)
         self._steps += steps
+        self._changed_at = self._changed_at if is_whole else self.now
         self._batch, self._verifies = batch, k
         if self._probe:
             self._probe[0][1] -= steps

@@ -12,11 +12,18 @@ from dataclasses import replace
 from appliance.speculation.costs import NO_TIME
 from appliance.speculation.goodput import LEAST_STEPS
 from appliance.speculation.state import LOAN_SECONDS, MonitorPolicy, MonitorState
+from appliance.speculation.values import SETTLE_SECONDS
 
 MOST_STEPS = 12
 """Maximum measured steps of one probe: the next tick decides whether more are worth it."""
 PROMISING_SECONDS, LONGEST_SECONDS = 0.5, 2.0
 """A probe that is expected to pay may take more steps for so long; on a slow engine any takes fewer."""
+PARTS = 2
+"""A probe takes its steps in so many parts as long as their cost is in doubt."""
+DOUBT = 0.1
+"""Standard deviation of a cost, a logarithm, above which it is."""
+BESIDE_SECONDS = 0.08
+"""Time before each part in which the table's own steps are measured."""
 TURN = 4
 """Every so many probes try the next K in turn instead of the most promising one."""
 
@@ -39,22 +46,28 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
         turn = list(gains)[state.probes // TURN % len(gains)]
         candidates = [(turn, False), *(candidates if may_pay else ())]
     for k, is_lending in candidates:
-        seconds = state.step_seconds * math.exp(state.costs.ratio(bucket, k, current, now).mean)
+        cost = state.costs.ratio(bucket, k, current, now)
+        seconds = state.step_seconds * math.exp(cost.mean)
         loss = -seconds * min(0.0, math.expm1(gains[k].mean))
         loan = policy.exploration_share * LOAN_SECONDS - state.debt if is_lending else 0.0
-        funds = state.bank + max(0.0, loan)
-        # The first step of a part still verifies what the step before it drafted, and is not measured.
+        affordable = (state.bank + max(0.0, loan)) / loss if loss else math.inf
         rate = 1.0 / max(seconds, NO_TIME)
         most = MOST_STEPS if loss else max(MOST_STEPS, int(PROMISING_SECONDS * rate))
-        most = 1 + max(LEAST_STEPS, min(most, int(LONGEST_SECONDS * rate)))
-        steps = most if loss * most <= funds else int(funds / loss)
-        if steps > LEAST_STEPS:
+        most = max(LEAST_STEPS, min(most, int(LONGEST_SECONDS * rate)))
+        # The first step of a part still verifies what the step before it drafted.
+        unmeasured = 1 + int(SETTLE_SECONDS * rate)
+        is_known = cost.variance <= DOUBT**2
+        parts = 1 if is_known or min(most, affordable - PARTS * unmeasured) < PARTS * LEAST_STEPS else PARTS
+        measured = int(min(most, affordable - parts * unmeasured))
+        if measured >= LEAST_STEPS:
+            beside = max(LEAST_STEPS // parts + unmeasured, int(BESIDE_SECONDS * rate))
+            steps = measured // parts + unmeasured
             return replace(
                 state,
-                # Then a few of the table's own, so that even a slow engine measures both close together.
-                probe=((k, steps), (current, LEAST_STEPS + 1)),
+                # In turn with the table's own steps, so that what slows the engine for a moment slows both.
+                probe=((current, beside), (k, steps)) * parts,
                 starts_probe=True,
                 probes=state.probes + 1,
-                probed_steps=state.probed_steps + steps,
+                probed_steps=state.probed_steps + parts * steps,
             )
     return state

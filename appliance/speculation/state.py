@@ -5,6 +5,7 @@ Values only.  `appliance.monitor` decides on them; the control loop holds one `M
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from appliance.speculation.evidence import NO_ACCEPTANCE, Acceptance
 from appliance.speculation.goodput import Estimate
 from appliance.speculation.values import (
     NO_STEPS,
+    SETTLE_SECONDS,
     Decision,
     DraftTokenTable,
     EngineReading,
@@ -271,12 +273,14 @@ def _with_steps(
 def _lost(state: MonitorState, spans: Mapping[int, Mapping[int, StepCounters]], now: float) -> float:
     """Expected engine seconds that the probe cost: those in which the table would have given as much."""
     lost = 0.0
+    parts = Counter(k for k, _steps in state.probe)
     for bucket, steps in spans.items():
         current = state.draft_tokens(bucket)
         for k, taken in steps.items():
             if k != current:
-                # The first step of a part is not measured; the first that drafts again catches up.
-                seconds = taken.seconds + (taken.seconds_per_step if current else 0.0)
+                # Not all steps of a part are measured; the first that drafts again catches up.
+                unmeasured = int(SETTLE_SECONDS / taken.seconds_per_step) + (1 if current else 0)
+                seconds = taken.seconds + parts[k] * unmeasured * taken.seconds_per_step
                 lost -= seconds * min(0.0, math.expm1(state.promised_gain(bucket, k, current, now).mean))
     return lost
 

@@ -58,6 +58,10 @@ MAXIMUM_DRAFT_TOKENS = 1024
 ALL_TRAFFIC = "all"
 """Name of the expectation of every kind of traffic together, in a draft's record."""
 
+SETTLE_SECONDS = 0.02
+"""Steps that end so soon after a change of draft tokens are not measured: answers of those before it are
+still being sent, often by the same cores."""
+
 DraftTokenTable = tuple[tuple[int, int, int], ...]
 """Ranges of (first batch size, last batch size, draft tokens), from 1 on, without gaps."""
 
@@ -164,8 +168,8 @@ class StepCounters:
     Cumulative measurements of one kind of step: one batch bucket, one number of draft tokens.
 
     Only whole decode steps count: no prompt was processed, and every request verified exactly that
-    many draft tokens.  The time of a step reaches from the end of the one before to its own end, so
-    that it includes everything between two steps.
+    many draft tokens, which have not changed within `SETTLE_SECONDS`.  The time of a step reaches from the
+    end of the one before to its own end, so that it includes everything between two steps.
     """
 
     steps: int = 0

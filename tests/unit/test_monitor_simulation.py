@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def test_a_collapse_stops_and_its_end_resumes_within_seconds(engine: Engine, lim
 @pytest.mark.parametrize("engine", [CPU, NOISY], ids=["cpu", "noisy machine"])
 def test_drafting_resumes_as_soon_after_twenty_collapses_as_after_one(engine: Engine):
     """Text turns a second after speculation has stopped or resumed, as in the drill; requests differ."""
+    resumed: list[float] = []
     for seed in range(4):
         texts, turned, took = [CODE], 10.0, []
 
@@ -101,10 +103,28 @@ def test_drafting_resumes_as_soon_after_twenty_collapses_as_after_one(engine: En
             took.append(poll.at - 1.0 - turned)
             turned = poll.at
             texts.append(HEX if drafts else CODE)
-        resumed = sorted(took[2::2])
-        assert len(resumed) >= 20
-        assert resumed[len(resumed) * 9 // 10] <= 10.0
-        assert resumed[-1] <= 15.0
+        assert len(took[2::2]) >= 20
+        resumed += took[2::2]
+    resumed.sort()
+    assert resumed[len(resumed) * 9 // 10] <= 8.0
+    assert resumed[len(resumed) * 99 // 100] <= 15.0
+    assert resumed[-1] <= 30.0
+
+
+@pytest.mark.parametrize("times", [2.0, 4.0])
+def test_a_machine_that_was_busy_during_a_probe_stops_drafting_no_later(times: float):
+    """Whenever other work slowed all steps for 0.4 s, the probe measures what each K costs."""
+    engine = replace(
+        CPU, seconds=lambda batch, k: 0.0077 * (1 + 0.1 * (batch - 1)) * (1.0, 1.45, 1.6, 1.8)[k]
+    )
+    traffic = Traffic(acceptance=in_turn((5, CODE), (0, HEX)), batch=lambda _now: 2, grain=0.05)
+    took = []
+    for tenths in range(0, 50, 2):
+        busy = replace(engine, busy=((tenths / 10, tenths / 10 + 0.4, times),))
+        run = controlled(busy, traffic, POLICY, 20.0, seed=tenths)
+        stopped = run.first(lambda state: state.mode is SpeculationMode.TARGET_ONLY, after=5.0)
+        took.append(stopped.at - 5.0 if stopped is not None else math.inf)
+    assert max(took) <= 6.0, took
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -120,16 +140,25 @@ def test_a_gain_of_a_tenth_is_found_within_a_minute_or_two(engine: Engine):
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("weights", [((1, CODE), (1, HEX)), ((3, CODE), (1, HEX))], ids=["1 in 2", "1 in 4"])
 def test_mixed_requests_are_judged_by_their_average(engine, weights):
-    """Hopeless requests in a row rarely stop speculation: drafting stops and starts at most four times."""
-    shares = []
-    for seed in range(6):
-        traffic = Traffic(acceptance=mixed(seed, weights, 0.5))
+    """Hopeless requests in a row rarely stop speculation: three times in ten minutes, on average."""
+    shares, flips = [], []
+    for seed in range(8):
+        text = mixed(seed, weights, 0.5)
+
+        def shifted(
+            now: float, text: Callable[[float], Acceptance] = text, by: float = seed / 16
+        ) -> Acceptance:
+            """Requests change at another time of a tick in each run."""
+            return text(now + by)
+
+        traffic = Traffic(acceptance=shifted, grain=0.125)
         run = controlled(engine, traffic, POLICY, 720.0, seed=seed)
         polls = [poll for poll in run.polls if poll.at > 120.0]
         states = [poll.state.draft_tokens(1) > 0 for poll in polls]
-        assert sum(one is not other for one, other in pairwise(states)) <= 4, seed
+        flips.append(sum(one is not other for one, other in pairwise(states)))
         best = max(fixed_tokens(engine, traffic, k, 720.0) for k in engine.choices)
         shares.append(run.tokens / best)
+    assert sum(flips) / len(flips) <= 3.0, flips
     assert sum(shares) / len(shares) >= 0.97
 
 

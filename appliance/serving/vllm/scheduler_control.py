@@ -26,6 +26,7 @@ from typing import Any
 from appliance.infra.settings import process_environment
 from appliance.serving.vllm.draft_token_lookup import DraftTokenLookup, find_table_problem
 from appliance.serving.worker_protocol import EXPECTATION
+from appliance.speculation.values import SETTLE_SECONDS
 
 STALL = 10.0
 """A step that takes this many times the mean of its kind measured the machine, not the model."""
@@ -90,6 +91,8 @@ class SchedulerControl:
         """Draft tokens of the step scheduled last; None before the first, or once the hooks are removed."""
         self._batch = self._steps = self._stalls = 0
         self._counted_k: int | None = None
+        self._changed_at = 0.0
+        """When the first step with another K than the one before it ended."""
         self._hook_seconds = self._busy_seconds = self._catch_up_seconds = 0.0
         self._problems: list[str] = []
         self._lock = threading.Lock()
@@ -165,7 +168,7 @@ class SchedulerControl:
     def _hooked_schedule(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         with self._lock:
             if self._idle:
-                self._idle, self._began = False, self._clock()
+                self._idle, self._began, self._counted_k = False, self._clock(), None
             output = self._schedule(*arguments, **named)
             try:
                 batch = len(output.num_scheduled_tokens)
@@ -206,7 +209,9 @@ class SchedulerControl:
             if stats is not None and stats.spec_decoding_stats is not None:
                 self._count_drafts(stats.spec_decoding_stats)
         verified = len(output.scheduled_spec_decode_tokens)
-        if output.total_num_scheduled_tokens == batch * (k + 1) and verified == (batch if k else 0):
+        self._changed_at = self._changed_at if self._counted_k in {None, k} else ended
+        is_whole = output.total_num_scheduled_tokens == batch * (k + 1) and verified == (batch if k else 0)
+        if is_whole and ended >= self._changed_at + SETTLE_SECONDS:
             self._count_step(batch, k, seconds, tokens)
         elif output.total_num_scheduled_tokens == batch and k and not self._counted_k:
             self._count_catching_up(batch, seconds)

@@ -142,12 +142,30 @@ def test_counts_no_step_between_two_numbers_of_draft_tokens():
     controlled.tell(table=ALL_OFF)
     controlled.work()
     assert controlled.steps == {(1, 3): 2}
-    controlled.work(3)
+    controlled.work(3, seconds=0.03)
     controlled.tell(table=[[1, LARGEST, 1]])
     controlled.work()
     assert controlled.steps == {(1, 3): 2, (1, 0): 3}
-    controlled.work()
+    controlled.work(seconds=0.03)
     assert controlled.steps == {(1, 3): 2, (1, 0): 3, (1, 1): 1}
+
+
+def test_counts_no_step_that_ends_soon_after_a_change_of_draft_tokens():
+    """Answers of those before are still being sent then.  An engine that was idle has sent all."""
+    controlled = Controlled("a")
+    controlled.work(2)
+    controlled.tell(table=ALL_OFF)
+    controlled.work(seconds=0.001)
+    controlled.work(3, seconds=0.006)
+    assert controlled.steps == {(1, 3): 2}
+    controlled.work(2, seconds=0.006)
+    assert controlled.steps == {(1, 3): 2, (1, 0): 2}
+    controlled.scheduler.finish("a")
+    controlled.work()
+    controlled.tell(table=[[1, LARGEST, 1]])
+    controlled.scheduler.add("b")
+    controlled.work(2, seconds=0.006)
+    assert controlled.steps == {(1, 3): 2, (1, 0): 2, (1, 1): 1}
 
 
 def test_what_the_first_step_that_drafts_again_takes_longer_is_for_catching_up():
@@ -208,10 +226,10 @@ def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
     clock.advance(0.01)
     scheduler.update_from_output(second)
     assert controlled.steps == {(1, 3): 1}
-    clock.advance(0.005)
+    clock.advance(0.025)
     scheduler.update_from_output(third)
     assert controlled.steps == {(1, 3): 1, (1, 0): 1}
-    assert controlled.reading.steps[1, 0].seconds == pytest.approx(0.005)
+    assert controlled.reading.steps[1, 0].seconds == pytest.approx(0.025)
 
 
 def test_stalled_steps_are_excluded():
@@ -598,7 +616,7 @@ def test_a_table_by_context_too_is_changed_for_every_context(context):
     for draft_tokens in (1, 0, 3):
         assert controlled.tell(table=[[1, LARGEST, draft_tokens]])["controllable"]
         before = controlled.steps.get((1, draft_tokens), 0)
-        controlled.work(4)
+        controlled.work(4, seconds=0.03)
         assert controlled.steps[1, draft_tokens] == before + 3
     assert scheduler.rows is not scheduler.dynamic_sd_lookup, "the scheduler reads rows that it holds"
 
