@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.monitor import decide
+from appliance.speculation.exploration import start_probe
 from appliance.speculation.state import MonitorPolicy, MonitorState, observe
 from appliance.speculation.values import (
     DraftTokenTable,
@@ -218,6 +219,25 @@ def test_a_probe_costs_what_the_table_would_have_given_more():
     perfect = reading(1000, (1000, 1000, 1000), steps={(1, 0): (100, 1.0), (1, 3): (10, 0.2)})
     assert seen(perfect, start=probing).bank == pytest.approx(1.0 + 0.01 * 1.2)
     assert seen(hopeless, start=replace(start, bank=1.0)).bank == pytest.approx(1.0 + 0.01 * 1.2)
+
+
+@pytest.mark.parametrize(
+    ("known", "bank", "probe"),
+    [
+        # Steps are guessed to take 0.0067 s: of each part three are not measured, and 12 are of both.
+        (False, 9.0, ((3, 11), (0, 9), (3, 11), (0, 9))),
+        (True, 9.0, ((3, 8), (0, 15))),
+        # Each is expected to lose 0.0042 s: for 11, too few for two parts.
+        (False, 0.05, ((3, 11), (0, 11))),
+    ],
+)
+def test_a_probe_alternates_with_the_table_while_its_cost_is_in_doubt(known, bank, probe):
+    """And if it can pay for enough steps of each part."""
+    steps = {(1, 3): (400, 4.0)} | ({(1, 0): (400, 4.0)} if known else {})
+    perfect = reading(1000, (1000, 1000, 1000), steps=steps)
+    state = replace(seen(reading(), perfect), bank=bank, probes=3)
+    state = replace(state, costs=seen(reading(), perfect).costs)
+    assert start_probe(state, 1, POLICY, 2.0).probe == probe
 
 
 def test_catching_up_is_part_of_the_price_and_prompts_are_not():
