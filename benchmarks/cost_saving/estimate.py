@@ -8,7 +8,7 @@ times of all rounds, is one measurement: which steps there were and what they ga
 Rounds differ by more than their steps do, so the uncertainty is that of the rounds (Student's t), not of the
 steps.
 
-The report does not see these segments: it goes by the monitor's sweeps.  So the two are independent.
+The report does not see these segments: it goes by the monitor's probes.  So the two are independent.
 """
 
 import math

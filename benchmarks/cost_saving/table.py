@@ -22,8 +22,8 @@ same batch size, less what these steps took; by the worker's own counters.  Boun
 rounds' step times, by Student's t.
 
 Report: what `appliance cost report` said after each drafted segment, less what it said before.  It goes by
-the monitor's sweeps and knows nothing of the segments without drafts.  Its bounds (95 %) are as if all
-sweeps erred the same way.  Both speak of the same steps: their tokens were compared.
+the monitor's probes and knows nothing of the segments without drafts.  Its bounds (95 %) are as if all
+probes erred the same way.  Both speak of the same steps: their tokens were compared.
 
 A worker costs {price:g} EUR an hour here.  Report and measurement agree where their bounds overlap.
 """
