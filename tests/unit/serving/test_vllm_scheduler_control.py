@@ -19,6 +19,7 @@ from appliance.serving.vllm.scheduler_control import (
     find_problems,
 )
 from appliance.speculation.values import (
+    SETTLE_SECONDS,
     EngineReading,
     Reason,
     SpeculationMode,
@@ -541,7 +542,7 @@ class Tally:
     def land(self) -> None:
         """Deliver the output of the oldest step."""
         step, taken = self.flying.popleft()
-        self.controlled.clock.advance(0.01)
+        self.controlled.clock.advance(1.5 * SETTLE_SECONDS)
         self.controlled.scheduler.update_from_output(step, taken)
         tokens = 0
         for request in step.num_scheduled_tokens:
