@@ -213,7 +213,7 @@ class SchedulerControl:
         is_whole = output.total_num_scheduled_tokens == batch * (k + 1) and verified == (batch if k else 0)
         if is_whole and ended >= self._changed_at + SETTLE_SECONDS:
             self._count_step(batch, k, seconds, tokens)
-        elif output.total_num_scheduled_tokens == batch and k and not self._counted_k:
+        elif output.total_num_scheduled_tokens == batch and k and self._counted_k == 0:
             self._count_catching_up(batch, seconds)
         self._counted_k = k
         if self._probe and k == self._probe[0][0]:

@@ -212,6 +212,19 @@ def test_a_step_after_idling_takes_from_its_own_start():
     assert controlled.reading.steps[1, 0].seconds == pytest.approx(0.01)
 
 
+def test_an_engine_that_was_idle_has_nothing_to_catch_up():
+    """Its first step may have one token, if the rest of the prompt is cached, as when drafting resumes."""
+    controlled = Controlled("a")
+    controlled.tell(table=ALL_OFF)
+    controlled.work(4, seconds=0.03)
+    controlled.scheduler.finish("a")
+    controlled.work()
+    controlled.tell(table=[[1, LARGEST, 3]])
+    controlled.scheduler.add("b", prompt=1)
+    controlled.work(seconds=0.5)
+    assert controlled.reading.catch_up_seconds == 0.0
+
+
 def test_steps_in_flight_are_counted_as_what_they_were_scheduled_as():
     """Two are scheduled before the first output arrives; the table changes between them."""
     controlled = Controlled("a")
