@@ -180,7 +180,7 @@ def test_a_probe_ends_by_itself(engine):
     engine.complete()
     after = engine.read()
     assert not after.is_probing
-    # The step after a change of K verifies drafts of another length, and is no whole step.
+    # The first steps after a change of K are not measured.
     assert 1 <= steps_of(after, (1, 1)) - steps_of(before, (1, 1)) <= 11
 
 
