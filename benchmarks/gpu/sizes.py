@@ -55,8 +55,10 @@ LLAMA_70B = TargetSize(layers=80, width=8192, inner=28672, heads=64, kv_heads=8,
 FULL = Sizes(
     device="gpu",
     target=TargetSize(layers=16, width=1024, inner=2816, heads=16, kv_heads=4, vocabulary=8192),
-    target_recipe=TargetRecipe(steps=3000, batch=32, window=512, peak_rate=5e-4),
-    draft_recipe=DraftRecipe(steps=2000, batch=32, peak_rates=(5e-4, 2.5e-4)),
+    target_recipe=TargetRecipe(steps=1000, batch=32, window=512, peak_rate=5e-4),
+    draft_recipe=DraftRecipe(
+        steps=600, batch=32, peak_rates=(5e-4, 2.5e-4), on_policy=OnPolicyRecipe(rounds=4, batch=512)
+    ),
     # Half of the memory of an 80 GB GPU holds 20 layers of the larger shape.
     shapes=(
         Shape(name="8b", size=LLAMA_8B, depths=(32,)),
@@ -64,10 +66,10 @@ FULL = Sizes(
     ),
     concurrency=(1, 4, 16, 64, 256),
     serves_demo=False,
-    measured_seconds=3.0,
+    measured_seconds=2.0,
     tokens=256,
-    pairs=20,
-    learn_seconds=20.0,
+    pairs=6,
+    learn_seconds=6.0,
 )
 SMALL = TargetSize(layers=6, width=64, inner=176, heads=2, kv_heads=1, vocabulary=512)
 TINY = Sizes(

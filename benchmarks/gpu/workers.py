@@ -42,6 +42,8 @@ V2_SAYS = "Using V2 Model Runner"
 ANSWER_SECONDS, SETTLE_SECONDS = 10.0, 1.0
 ENOUGH_STEPS, MAX_WINDOWS = 8, 10
 PROMPTS, PROMPT_TOKENS, CHECKED_AT_ONCE = 16, 128, 2
+SHARE = 0.3
+"""Of the GPU's memory, for a worker that is only checked."""
 
 
 def plugin(sizes: Sizes, part: Slice, *, runner: int) -> Found:
@@ -56,6 +58,7 @@ def plugin(sizes: Sizes, part: Slice, *, runner: int) -> Found:
     plan, token = planned(
         *(sizes, part, load_weights(DEMO_TARGET), load_weights(DEMO_DRAFT)),
         environment={RUNNER: str(runner - 1)},
+        shares=True,
     )
 
     async def check() -> dict[str, Any]:
@@ -184,8 +187,9 @@ def planned(
     *,
     environment: Mapping[str, str],
     extra: tuple[str, ...] = (),
+    shares: bool = False,
 ) -> tuple[LaunchPlan, str]:
-    """The launch of a worker, and its control token."""
+    """The launch of a worker, and its control token; one that `shares` leaves room for training beside it."""
     token, token_file = secrets.token_hex(16), part.state / "control.token"
     token_file.write_text(token, encoding="utf-8")
     settings = WorkerSettings(
@@ -194,8 +198,9 @@ def planned(
         served_name=MODEL,
         device=sizes.device,
         draft_tokens=sizes.draft_tokens,
-        max_num_seqs=sizes.largest_batch,
+        max_num_seqs=2 * sizes.draft_tokens if shares else sizes.largest_batch,
         extra_arguments=extra,
+        **({"gpu_memory_fraction": SHARE} if shares else {}),
     )
     plan = plan_launch(
         settings,

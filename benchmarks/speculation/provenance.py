@@ -12,6 +12,8 @@ from pathlib import Path
 
 from demo.machine import cpu_name
 
+COMMIT = "SOURCE_COMMIT"
+"""Environment variable that names the commit where the source lies without its repository."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -22,7 +24,7 @@ class Provenance:
     command: str
     hardware: str
     commit: str
-    """Short; `unknown` outside a repository."""
+    """Short; outside a repository what `SOURCE_COMMIT` says, or `unknown`."""
     has_changes: bool
     """Whether files differed from that commit."""
     engine: str
@@ -47,7 +49,7 @@ def provenance_of(command: str, *, model: str, draft: str) -> Provenance:
     return Provenance(
         command=command,
         hardware=hardware(),
-        commit=_output("git", "rev-parse", "--short", "HEAD") or "unknown",
+        commit=_output("git", "rev-parse", "--short", "HEAD") or os.environ.get(COMMIT, "unknown"),
         has_changes=bool(_output("git", "status", "--porcelain", "--untracked-files=no")),
         engine="unknown engine",
         model=model,
