@@ -55,7 +55,7 @@ LLAMA_70B = TargetSize(layers=80, width=8192, inner=28672, heads=64, kv_heads=8,
 FULL = Sizes(
     device="gpu",
     target=TargetSize(layers=16, width=1024, inner=2816, heads=16, kv_heads=4, vocabulary=8192),
-    target_recipe=TargetRecipe(steps=1000, batch=32, window=512, peak_rate=5e-4),
+    target_recipe=TargetRecipe(steps=700, batch=32, window=512, peak_rate=5e-4),
     draft_recipe=DraftRecipe(
         steps=600, batch=32, peak_rates=(5e-4, 2.5e-4), on_policy=OnPolicyRecipe(rounds=4, batch=512)
     ),
