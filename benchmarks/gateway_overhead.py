@@ -2,10 +2,11 @@
 What the gateway adds to a request, with everything on, next to other gateways: `make bench`.
 
 One scripted upstream, and in turn, interleaved: the client on it directly, through this gateway (audit
-log strict, keys, limits, metrics), through LiteLLM's proxy and through the vLLM project's Rust router.
-Each is one process.  Client and upstream share the machine's cores with them, which on few cores is
-most of what is measured: compare figures within a run only.  Frames are stamped by the upstream and
-the stamps read by the client.  Nothing is asserted; results are files, written with the machine.
+log strict, keys, limits, metrics), through a relay in Python without any feature, nginx, the vLLM project's
+Rust router and LiteLLM's proxy.  Each is one process, whose CPU time is measured: on shared cores time on the
+clock says little.  Client and upstream share the cores with them: compare figures within a run only.
+Frames are stamped by the upstream and the stamps read by the client.  Nothing is asserted; results are files,
+written with the machine.
 """
 
 import argparse
@@ -23,13 +24,20 @@ import uvloop
 from benchmarks.audit.figures import markdown
 from benchmarks.gateway.cases import LOADS, Found, Load, measure, paced_loads, resident_growth
 from benchmarks.gateway.client import Target
-from benchmarks.gateway.contenders import NotThereError, appliance, litellm, vllm_router
+from benchmarks.gateway.contenders import (
+    NotThereError,
+    appliance,
+    bare_relay,
+    litellm,
+    nginx,
+    vllm_router,
+)
 from benchmarks.gateway.upstream import upstream
 from benchmarks.speculation.provenance import Provenance, provenance_of
 from demo.process import ApplianceProcess
 
 RESULTS = Path(__file__).resolve().parent / "results"
-OTHERS = {"litellm": litellm, "vllm-router": vllm_router}
+OTHERS = {"bare-relay": bare_relay, "nginx": nginx, "vllm-router": vllm_router, "litellm": litellm}
 SLOW = "LiteLLM"
 """Gets fewer requests in a round: the others would wait for it most of the time."""
 SLOW_SHARE = 10
@@ -110,15 +118,17 @@ def in_words(line: Found, direct: Found) -> str:
 
 def cells(line: Found, direct: Found) -> dict[str, str]:
     """What is shown of one target under one load, by column."""
-    first, base = line.first_byte, direct.first_byte
+    first, base, cpu = line.first_byte, direct.first_byte, line.cpu_ms
     added = {
         "first byte p50 / p99 ms": f"{first.p50:.2f} / {first.p99:.2f}",
         "added": f"{first.p50 - base.p50:+.2f} / {first.p99 - base.p99:+.2f}",
     }
+    spent = "" if cpu is None else f"{cpu:.3f}"
     if not line.load.paced:
-        return {"per second": f"{line.per_second:,.0f}", **added}
+        return {"CPU ms": spent, "per second": f"{line.per_second:,.0f}", **added}
     delay = line.delay
     return {
+        "CPU ms per frame": spent,
         "frame delay p50 / p99 ms": f"{delay.p50:.2f} / {delay.p99:.2f}",
         **added,
         "lost or out of order": str(line.failed),
@@ -151,7 +161,10 @@ def _title(load: Load) -> str:
 
 
 def write(
-    directory: Path, provenance: Provenance, found: Sequence[Found], grown: tuple[float, float] | None
+    directory: Path,
+    provenance: Provenance,
+    found: Sequence[Found],
+    grown: tuple[float, float] | None,
 ) -> None:
     """The tables for people, and the figures for programs."""
     head = f"# What the gateway adds, at commit {provenance.commit}\n\n`{provenance.command}`\n\n"
@@ -174,6 +187,7 @@ def _figures(line: Found) -> dict[str, Any]:
         "load": line.load.name,
         "target": line.target,
         "per_second": line.per_second,
+        "cpu_ms": line.cpu_ms,
         "failed_streams": line.failed,
         "failure": line.failure,
         **{

@@ -37,6 +37,7 @@ class ApplianceProcess:
         environment: Mapping[str, str] | None = None,
         show: Callable[[str], None] = lambda _line: None,
         module: str = "appliance",
+        has_admin_listener: bool = True,
     ) -> None:
         self.data = data
         self.key = key
@@ -52,7 +53,7 @@ class ApplianceProcess:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", module, role, "--data", str(data)),
-                *("--port", "0", "--admin-port", "0", *arguments),
+                *("--port", "0", *(("--admin-port", "0") if has_admin_listener else ()), *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

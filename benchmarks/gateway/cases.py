@@ -4,7 +4,7 @@ What is measured of each target, in rounds that alternate between them.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -15,7 +15,7 @@ from benchmarks.gateway.upstream import FRAMES
 PACE = 20
 """Frames a second of each paced stream."""
 BURST_CONCURRENCY = 16
-PLAIN_CONCURRENCY = (1, 16, 64)
+PLAIN_CONCURRENCY = (1, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,16 @@ class Found:
         return statistics.median(rates) if rates else 0.0
 
     @property
+    def cpu_ms(self) -> float | None:
+        """CPU time of a request, or of a paced frame; median of the rounds."""
+        found = [
+            1000 * segment.cpu_seconds / segment.units
+            for segment in self.segments
+            if segment.cpu_seconds is not None and segment.units
+        ]
+        return statistics.median(found) if found else None
+
+    @property
     def failed(self) -> int:
         """Paced streams that were not answered whole and in order."""
         return sum(segment.failed for segment in self.segments)
@@ -77,6 +87,7 @@ async def measure(load: Load, target: Target, found: Found, *, requests: int, se
     """One round of one load on one target; a target that fails is measured no more."""
     if found.failure:
         return
+    before = cpu_seconds(target)
     try:
         if load.paced:
             segment = await pace(target, load.concurrency, PACE, seconds, ramp=min(2.0, seconds / 3))
@@ -86,7 +97,15 @@ async def measure(load: Load, target: Target, found: Found, *, requests: int, se
     except* (WrongAnswerError, OSError) as errors:
         found.failure = str(errors.exceptions[0])
     else:
-        found.segments.append(segment)
+        spent = None if before is None else (cpu_seconds(target) or 0.0) - before
+        found.segments.append(replace(segment, cpu_seconds=spent))
+
+
+def cpu_seconds(target: Target) -> float | None:
+    if target.pid is None:
+        return None
+    process = psutil.Process(target.pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
 async def resident_growth(target: Target, pid: int, requests: int) -> tuple[float, float]:

@@ -31,6 +31,8 @@ class Target:
     name: str
     url: str
     key: str = ""
+    pid: int | None = None
+    """Process that is measured, with its children; None for none."""
 
     def request(self, **members: Any) -> bytes:  # noqa: ANN401 - JSON
         """A chat request, head and body."""
@@ -143,6 +145,10 @@ class Segment:
     delays: Sequence[float] = ()
     failed: int = 0
     """Streams that were not answered whole and in order."""
+    units: int = 0
+    """Answered requests, or frames if they are paced."""
+    cpu_seconds: float | None = None
+    """Of the target's processes, in user and kernel mode."""
 
 
 async def drive(target: Target, requests: int, concurrency: int, **members: Any) -> Segment:  # noqa: ANN401 - JSON
@@ -171,7 +177,7 @@ async def drive(target: Target, requests: int, concurrency: int, **members: Any)
     seconds = time.monotonic() - began
     for connection in connections:
         connection.close()
-    return Segment(first_bytes=first_bytes, totals=totals, seconds=seconds)
+    return Segment(first_bytes=first_bytes, totals=totals, seconds=seconds, units=len(totals))
 
 
 async def pace(target: Target, streams: int, per_second: int, seconds: float, ramp: float) -> Segment:
@@ -205,7 +211,12 @@ async def pace(target: Target, streams: int, per_second: int, seconds: float, ra
     began = time.monotonic()
     await _together([lambda number=number: stream(number) for number in range(streams)])
     return Segment(
-        first_bytes=first_bytes, totals=(), seconds=time.monotonic() - began, delays=delays, failed=failed
+        first_bytes=first_bytes,
+        totals=(),
+        seconds=time.monotonic() - began,
+        delays=delays,
+        failed=failed,
+        units=frames * len(first_bytes),
     )
 
 

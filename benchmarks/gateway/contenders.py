@@ -7,6 +7,7 @@ Other gateways are installed from the package index into environments of their o
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from string import Template
 
 from benchmarks.gateway.client import Target
 from benchmarks.gateway.upstream import MODEL
@@ -26,6 +28,30 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".bench"
 LITELLM, VLLM_ROUTER = "litellm[proxy]==1.103.0", "vllm-router==0.1.17"
 READY_SECONDS = 120.0
+NGINX = Template(
+    """
+daemon off;
+worker_processes 1;
+pid $scratch/nginx.pid;
+events { worker_connections 8192; }
+http {
+    access_log off;
+    client_body_temp_path $scratch;
+    proxy_temp_path $scratch;
+    keepalive_requests 1000000;
+    upstream worker { server $worker; keepalive 1024; keepalive_requests 1000000; }
+    server {
+        listen 127.0.0.1:$port backlog=2048;
+        location / {
+            proxy_pass http://worker;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+        }
+    }
+}
+"""
+)
 
 
 class NotThereError(Exception):
@@ -47,9 +73,40 @@ def appliance(
     }
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
-        ApplianceProcess("gateway", data=Path(scratch), environment=environment) as process,
+        ApplianceProcess(
+            "gateway",
+            data=Path(scratch),
+            environment=environment,
+            has_admin_listener=_mentions(checkout / "appliance" / "cli", "--admin-port"),
+        ) as process,
     ):
-        yield Target(name=name, url=process.url, key=process.key), process
+        yield Target(name=name, url=process.url, key=process.key, pid=process.process.pid), process
+
+
+@contextmanager
+def bare_relay(worker: str) -> Iterator[Target]:
+    """The least that Python can do: uvicorn, and a connection to the worker; no keys, no log, no limits."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.gateway.bare_relay", str(port), worker]
+    with started(command, {"PYTHONPATH": str(ROOT)}, f"http://127.0.0.1:{port}/health") as pid:
+        yield Target(name="bare Python relay", url=f"http://127.0.0.1:{port}", pid=pid)
+
+
+@contextmanager
+def nginx(worker: str) -> Iterator[Target]:
+    """One worker process, connections to the upstream kept, nothing buffered, no log."""
+    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        raise NotThereError("Debian's package nginx-light is not installed")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch:
+        config = Path(scratch) / "nginx.conf"
+        config.write_text(
+            NGINX.substitute(scratch=scratch, port=port, worker=worker.removeprefix("http://")), "utf-8"
+        )
+        command = [program, "-p", scratch, "-c", str(config), "-e", f"{scratch}/error.log"]
+        with started(command, {}, f"http://127.0.0.1:{port}/health") as pid:
+            yield Target(name="nginx", url=f"http://127.0.0.1:{port}", pid=pid)
 
 
 @contextmanager
@@ -69,8 +126,8 @@ def litellm(worker: str) -> Iterator[Target]:
         environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
         with started(
             [*command, "--port", str(port)], environment, f"http://127.0.0.1:{port}/health/liveliness"
-        ):
-            yield Target(name="LiteLLM", url=f"http://127.0.0.1:{port}", key="sk-none")
+        ) as pid:
+            yield Target(name="LiteLLM", url=f"http://127.0.0.1:{port}", key="sk-none", pid=pid)
 
 
 @contextmanager
@@ -80,8 +137,8 @@ def vllm_router(worker: str) -> Iterator[Target]:
     port, metrics = free_port(), free_port()
     command = [str(binaries / "vllm-router"), "--worker-urls", worker, "--host", "127.0.0.1"]
     more = ["--port", str(port), "--policy", "round_robin", "--prometheus-port", str(metrics)]
-    with started([*command, *more], {}, f"http://127.0.0.1:{port}/health"):
-        yield Target(name="vllm-router (Rust)", url=f"http://127.0.0.1:{port}")
+    with started([*command, *more], {}, f"http://127.0.0.1:{port}/health") as pid:
+        yield Target(name="vllm-router (Rust)", url=f"http://127.0.0.1:{port}", pid=pid)
 
 
 def install(name: str, requirement: str) -> Path:
@@ -100,8 +157,8 @@ def install(name: str, requirement: str) -> Path:
 
 
 @contextmanager
-def started(command: Sequence[str], environment: dict[str, str], health_url: str) -> Iterator[None]:
-    """Run a server until the block ends, having waited until it answers."""
+def started(command: Sequence[str], environment: dict[str, str], health_url: str) -> Iterator[int]:
+    """Run a server until the block ends, having waited until it answers; yields its process id."""
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
@@ -116,7 +173,11 @@ def started(command: Sequence[str], environment: dict[str, str], health_url: str
                 said = output.read().decode(errors="replace").strip().rpartition("\n")[2]
                 raise NotThereError(f"{command[0]} did not start: {said}")
             time.sleep(0.2)
-        yield
+        yield process.pid
+
+
+def _mentions(directory: Path, text: str) -> bool:
+    return any(text in path.read_text("utf-8") for path in directory.glob("*.py"))
 
 
 def free_port() -> int:
