@@ -91,6 +91,9 @@ deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a co
 parts: deploy-tools interop-tools ## Gateway, audit log, databases, faults, attacks, chart: all without a worker or a container engine
 	@$(PYTEST) $(PARTS) $(TWICE) -m "not ($(HEAVY) or alone or slow)"
 
+# A worker touches its whole KV cache at once: at the default, those of the tests fill the memory.
+workers clients alone: export APPLIANCE_WORKER__CPU_KV_CACHE_GIB := 0.25
+
 workers: deploy-tools interop-tools ## What starts vLLM on the CPU or a container engine
 	@$(PYTEST) $(PARTS) $(ONE_MORE) -m "($(HEAVY)) and not (alone or slow)"
 

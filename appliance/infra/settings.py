@@ -371,7 +371,7 @@ class WorkerSettings(Section):
     """Number of pipeline stages that divide the layers."""
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Maximum share of a GPU's memory for the worker."""
-    cpu_kv_cache_gib: Annotated[int, Field(ge=1)] = 1
+    cpu_kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] = 1
     """Size of the KV cache on a CPU, in GiB."""
     eager: bool | None = None
     """Skip compilation and CUDA graphs; default: true on a CPU, false on a GPU."""

@@ -341,7 +341,7 @@ def _tls_arguments(settings: WorkerSettings, certificate: tuple[Path, Path] | No
 def _device_arguments(settings: WorkerSettings, device: Device) -> list[str]:
     eager = ["--enforce-eager"] if _is_eager(settings, device) else []
     if device.kind is DeviceKind.CPU:
-        memory = ["--kv-cache-memory-bytes", str(settings.cpu_kv_cache_gib * GIB)]
+        memory = ["--kv-cache-memory-bytes", str(int(settings.cpu_kv_cache_gib * GIB))]
         return [*memory, *eager]
     arguments = ["--gpu-memory-utilization", str(settings.gpu_memory_fraction)]
     arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]

@@ -101,6 +101,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             admin_key=admin_key,
             limited_key=limited_key,
         )
+        listed = _get(process.admin_url, admin_key, "/admin/v1/workers")["workers"]
+        said = "\n\n".join(worker.tail() for worker in others)
+        assert all(worker["takes_requests"] for worker in listed), f"{listed}\n\n{said}"
     assert process.process.returncode == 0, "".join(process.output)
 
 

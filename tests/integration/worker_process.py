@@ -71,10 +71,13 @@ class RunningWorker:
                     return
             except (urllib.error.URLError, OSError):
                 ended = self.process.poll() is not None
-                assert not ended, self._log.read_text(encoding="utf-8")[-3000:]
-                late = f"not healthy after {START_SECONDS:g} s\n"
-                assert time.monotonic() < deadline, late + self._log.read_text(encoding="utf-8")[-3000:]
+                assert not ended, self.tail()
+                assert time.monotonic() < deadline, f"not healthy after {START_SECONDS:g} s\n{self.tail()}"
                 time.sleep(0.5)
+
+    def tail(self) -> str:
+        """What it wrote last."""
+        return self._log.read_text(encoding="utf-8")[-3000:]
 
     def stop(self) -> None:
         """

@@ -87,7 +87,7 @@ class WorkerTemplate:
         models = [weights for served in workers for weights in (served.target, served.draft)]
         tensors = [tensor for weights in models if weights is not None for tensor in weights.tensors.values()]
         parameters = sum(math.prod(tensor.shape) for tensor in tensors)
-        process = PROCESS_BYTES + self.settings.cpu_kv_cache_gib * GIB
+        process = PROCESS_BYTES + int(self.settings.cpu_kv_cache_gib * GIB)
         return len(workers) * process + CPU_NUMBER_BYTES * parameters <= available_bytes
 
 
