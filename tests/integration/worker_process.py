@@ -76,8 +76,9 @@ class RunningWorker:
                 time.sleep(0.5)
 
     def tail(self) -> str:
-        """What it wrote last."""
-        return self._log.read_text(encoding="utf-8")[-3000:]
+        """What it wrote last, but for its progress."""
+        lines = self._log.read_text(encoding="utf-8").splitlines()
+        return "\n".join(line for line in lines if not line.startswith("worker: "))[-3000:]
 
     def stop(self) -> None:
         """
