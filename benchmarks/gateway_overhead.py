@@ -161,10 +161,7 @@ def _title(load: Load) -> str:
 
 
 def write(
-    directory: Path,
-    provenance: Provenance,
-    found: Sequence[Found],
-    grown: tuple[float, float] | None,
+    directory: Path, provenance: Provenance, found: Sequence[Found], grown: tuple[float, float] | None
 ) -> None:
     """The tables for people, and the figures for programs."""
     head = f"# What the gateway adds, at commit {provenance.commit}\n\n`{provenance.command}`\n\n"

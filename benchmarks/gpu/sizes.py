@@ -4,6 +4,7 @@ What the steps train and measure: on a GPU, and with `--tiny` on two CPU cores i
 
 from dataclasses import dataclass
 
+from benchmarks.speculation.verdicts import LEAST_PAIRS
 from demo.training.draft import DraftRecipe
 from demo.training.on_policy import OnPolicyRecipe
 from demo.training.target import TargetRecipe, TargetSize
@@ -68,7 +69,7 @@ FULL = Sizes(
     serves_demo=False,
     measured_seconds=2.0,
     tokens=256,
-    pairs=6,
+    pairs=LEAST_PAIRS,
     learn_seconds=6.0,
 )
 SMALL = TargetSize(layers=6, width=64, inner=176, heads=2, kv_heads=1, vocabulary=512)
