@@ -410,6 +410,10 @@ class WorkerSettings(Section):
     """Further vLLM arguments, passed unchanged; arguments that would open an egress are refused."""
 
     @property
+    def cpu_kv_cache_bytes(self) -> int:
+        return int(self.cpu_kv_cache_gib * 2**30)
+
+    @property
     def own_draft(self) -> Path | None:
         """The draft, if the method reads one."""
         return self.draft if self.method in METHODS_WITH_DRAFT and self.task == "generate" else None

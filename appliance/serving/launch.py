@@ -39,7 +39,6 @@ MODULE = "vllm.entrypoints.openai.api_server"
 """Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
 NODE_MODULE = "vllm.entrypoints.cli.main"
 """The only entry point with `--headless`, for the further nodes of a worker on several."""
-GIB = 2**30
 MIDDLEWARE = "appliance.serving.vllm.middleware.GatewayMiddleware"
 NAMED_DRAFT_TOKENS = (1, 2, 3, 5, 8)
 """Values between none and all draft tokens; few, because each costs CUDA graphs."""
@@ -341,7 +340,7 @@ def _tls_arguments(settings: WorkerSettings, certificate: tuple[Path, Path] | No
 def _device_arguments(settings: WorkerSettings, device: Device) -> list[str]:
     eager = ["--enforce-eager"] if _is_eager(settings, device) else []
     if device.kind is DeviceKind.CPU:
-        memory = ["--kv-cache-memory-bytes", str(int(settings.cpu_kv_cache_gib * GIB))]
+        memory = ["--kv-cache-memory-bytes", str(settings.cpu_kv_cache_bytes)]
         return [*memory, *eager]
     arguments = ["--gpu-memory-utilization", str(settings.gpu_memory_fraction)]
     arguments += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]

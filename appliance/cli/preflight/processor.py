@@ -95,7 +95,7 @@ def judge_memory(settings: WorkerSettings, seen: Processor, need: Need) -> Check
     Deferred prefill grows while speculation is off: a worker without memory for it starts, and is killed
     later.
     """
-    cache = int(settings.cpu_kv_cache_gib * 2**30)
+    cache = settings.cpu_kv_cache_bytes
     deferred = need.deferred_bytes(cache)
     text = f"{gib(seen.free_bytes)} free: weights {gib(need.weights)}, KV cache {gib(cache)}"
     if deferred:

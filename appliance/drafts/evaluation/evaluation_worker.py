@@ -20,7 +20,7 @@ from appliance.drafts.lint.pair import language_model
 from appliance.errors import ConfigurationError, WorkerFailedError
 from appliance.infra.settings import PoolSettings, WorkerSettings
 from appliance.serving.devices import Device, DeviceKind, choose_dtype
-from appliance.serving.launch import GIB, SEVERAL_NODES, LaunchPlan, engine_version, plan_launch
+from appliance.serving.launch import SEVERAL_NODES, LaunchPlan, engine_version, plan_launch
 from appliance.serving.plugin_client import SpeculationClient, SpeculationCommand
 from appliance.serving.supervise import StartProgress, Supervisor, WorkerEvent, free_port
 from appliance.serving.weights import Weights
@@ -34,7 +34,7 @@ PLUGIN = "appliance"
 """Our entry point in `vllm.general_plugins`."""
 LARGEST_BATCH = 8
 """Maximum requests in a batch: fewer batch sizes compile sooner."""
-PROCESS_BYTES = 3 * GIB
+PROCESS_BYTES = 3 * 2**30
 """Memory of a worker on a CPU in addition to weights and KV cache."""
 CPU_NUMBER_BYTES = 4
 GPU_SHARE = 0.98
@@ -87,7 +87,7 @@ class WorkerTemplate:
         models = [weights for served in workers for weights in (served.target, served.draft)]
         tensors = [tensor for weights in models if weights is not None for tensor in weights.tensors.values()]
         parameters = sum(math.prod(tensor.shape) for tensor in tensors)
-        process = PROCESS_BYTES + int(self.settings.cpu_kv_cache_gib * GIB)
+        process = PROCESS_BYTES + self.settings.cpu_kv_cache_bytes
         return len(workers) * process + CPU_NUMBER_BYTES * parameters <= available_bytes
 
 

@@ -10,10 +10,10 @@ from appliance.drafts.evaluation.evaluation_worker import WorkerTemplate, availa
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
-from appliance.serving.launch import GIB
 from appliance.serving.weights import TensorInfo
 from tests.unit.drafts.evaluation.evaluation_parts import CPU, NEW, TARGET
 
+GIB = 2**30
 GPU = Device(kind=DeviceKind.GPU, count=1, bfloat16=True)
 TOKEN = Path("/data/evaluation/control.token")
 WITH, ALONE = Served(target=TARGET, draft=NEW), Served(target=TARGET)
