@@ -4,6 +4,7 @@ What this machine can compute with: NVIDIA GPUs, or a CPU with or without bfloat
 `detect_hardware` touches the machine; the other functions are pure.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Hardware:
     bfloat16: bool
     openmp: Path | None
     """Intel's OpenMP library, which vLLM's CPU build wants preloaded."""
+    cores: int = 1
+    """Those that this process may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class Device:
     bfloat16: bool
     """Whether bfloat16 is computed natively; assumed on a GPU, where vLLM checks it."""
     openmp: Path | None = None
+    cores: int = 1
 
 
 def detect_hardware(
@@ -56,6 +60,7 @@ def detect_hardware(
         gpus=_count_gpus(proc, count_by_nvml),
         bfloat16=has_bfloat16(cpuinfo),
         openmp=openmp if openmp.exists() else None,
+        cores=len(os.sched_getaffinity(0)),
     )
 
 
@@ -65,7 +70,13 @@ def choose_device(wanted: str, hardware: Hardware) -> Device:
         raise ConfigurationError("worker.device is gpu, but the NVIDIA driver shows no GPU on this machine")
     if wanted != "cpu" and hardware.gpus:
         return Device(kind=DeviceKind.GPU, count=hardware.gpus, bfloat16=True)
-    return Device(kind=DeviceKind.CPU, count=1, bfloat16=hardware.bfloat16, openmp=hardware.openmp)
+    return Device(
+        kind=DeviceKind.CPU,
+        count=1,
+        bfloat16=hardware.bfloat16,
+        openmp=hardware.openmp,
+        cores=hardware.cores,
+    )
 
 
 def choose_dtype(wanted: str, device: Device) -> str:

@@ -49,6 +49,8 @@ SEVERAL_NODES = "--nnodes"
 NO_DOMAIN = "none.invalid"
 """An empty list would allow every domain; this one cannot exist (RFC 2606)."""
 OPENMP_LIBRARIES = ("libiomp", "libomp", "libgomp")
+CPU_PROCESSES = ("VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+"""Variables that say how vLLM spreads over the cores; a site that sets one decides alone."""
 
 TASK_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "generate": (),
@@ -373,6 +375,13 @@ def _device_environment(
     if device.openmp is not None and not any(library in preloaded for library in OPENMP_LIBRARIES):
         # Intel's OpenMP: vLLM warns that speculation is slow without it.
         made["LD_PRELOAD"] = ":".join([str(device.openmp), *([preloaded] if preloaded else [])])
+    if not any(name in environment for name in CPU_PROCESSES):
+        # By default vLLM computes in one more process, and binds it to the same cores in every worker of
+        # the machine.  A core is left to the HTTP server and the gateway.
+        made |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": str(max(1, device.cores - 1)),
+        }
     return made
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from tests.cluster.cluster import WAIT_SECONDS, Namespace
 from tests.cluster.connections import open_from, soon
 from tests.deploy.chart.site import Values
-from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 NAME = "appliance"
 GATEWAY = f"{NAME}-gateway"
@@ -35,7 +34,6 @@ VALUES: Values = {
                 "limits": {"cpu": "2", "memory": "8Gi", "ephemeral-storage": "8Gi"},
             },
             "shmSize": "1Gi",
-            "extraEnv": [{"name": name, "value": value} for name, value in ONE_ENGINE_PROCESS.items()],
             "cacheSize": "4Gi",
         }
     ],

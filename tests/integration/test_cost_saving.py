@@ -12,7 +12,6 @@ import pytest
 from benchmarks.cost_saving.estimate import WRONG, Comparison
 from benchmarks.cost_saving.run import ENVIRONMENT, PRICE_PER_HOUR, Driver, Found, Plan
 from demo.process import ApplianceProcess
-from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = [pytest.mark.worker, pytest.mark.alone]
 
@@ -32,7 +31,7 @@ def found(tmp_path_factory) -> Comparison:
         (comparison,) = found.comparisons
         return comparison
 
-    environment = {**ENVIRONMENT, **ONE_ENGINE_PROCESS, **LEARN_SOON}
+    environment = {**ENVIRONMENT, **LEARN_SOON}
     with ApplianceProcess("up", data=data, environment=environment) as appliance:
         comparison = asyncio.run(measure(appliance))
     assert appliance.process.returncode == 0, "".join(appliance.output)

@@ -12,26 +12,21 @@ import typer
 from typer.testing import CliRunner
 
 from appliance.cli.draft import compare as command
-from appliance.cli.draft import evaluate
-from appliance.infra.settings import DEMO_DRAFT, process_environment
+from appliance.infra.settings import DEMO_DRAFT
 from demo.training.corpus import held_out_prompts, load_corpus
-from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
 PROMPTS, LARGEST, ROUNDS = 6, 3, 5
 
 
-def test_two_methods_are_measured_at_every_number(tmp_path, monkeypatch):
+def test_two_methods_are_measured_at_every_number(tmp_path):
     """Whether they pay here depends on the machine; that K is followed does not."""
     asked = [{"prompt": text, "temperature": 0} for text in held_out_prompts(load_corpus(), count=PROMPTS)]
     prompts, config = tmp_path / "prompts.kept-by-the-client", tmp_path / "settings.yaml"
     prompts.write_text("\n".join(map(json.dumps, asked)))
     config.write_text(
         json.dumps({"worker": {"device": "cpu", "dtype": "float32", "draft_tokens": LARGEST}}),
-    )
-    monkeypatch.setattr(
-        evaluate, "process_environment", lambda: {**process_environment(), **ONE_ENGINE_PROCESS}
     )
     app = typer.Typer()
     app.command()(command.COMMANDS["compare"])

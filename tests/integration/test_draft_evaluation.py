@@ -59,7 +59,6 @@ from appliance.serving.devices import choose_device, detect_hardware
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.weights import load_weights
 from demo.training.corpus import held_out_prompts, load_corpus
-from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = pytest.mark.worker
 IN_MODULE = pytest.mark.asyncio(loop_scope="module")
@@ -147,7 +146,7 @@ class RegisteredDrafts:
                 settings=self.settings.worker,
                 device=choose_device("cpu", detect_hardware()),
                 python=sys.executable,
-                environment={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **ONE_ENGINE_PROCESS},
+                environment={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
             ),
             engine="vllm of the test",
             available_bytes=2**50,

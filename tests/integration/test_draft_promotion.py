@@ -33,7 +33,7 @@ from tests.integration.caller import audit_entries
 from tests.integration.console_site import Site, log_in
 from tests.integration.speculation_admin import QUIET, Admin, verify_log, wait_for
 from tests.integration.speculation_traffic import Traffic, code
-from tests.integration.worker_process import ONE_ENGINE_PROCESS, WorkerProcess
+from tests.integration.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.worker
 
@@ -153,7 +153,6 @@ def site(tmp_path_factory) -> Iterator[DraftSite]:
     create_signing_key(directory / "drafts.key")
     shared = {
         **QUIET,
-        **ONE_ENGINE_PROCESS,
         "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token"),
         "APPLIANCE_DRAFTS__DIRECTORY": str(directory / "drafts"),
         "APPLIANCE_DRAFTS__SIGNING_KEY_FILE": str(directory / "drafts.key"),

@@ -5,7 +5,6 @@ The drill and the paired benchmark have tests of their own; here an earlier call
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.steps import State
-from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
@@ -29,7 +27,6 @@ def test_all_steps_run_on_a_cpu_and_the_report_has_them(tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--state", str(state.directory)]
     done = subprocess.run(
         [*command, "--out", str(out)],
-        env={**os.environ, **ONE_ENGINE_PROCESS},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

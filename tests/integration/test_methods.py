@@ -29,7 +29,7 @@ from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.environment import offline_environment
 from appliance.speculation.values import Reason, SpeculationMode
 from tests.integration.method_models import make_eagle3, make_mtp_target
-from tests.integration.worker_process import ONE_ENGINE_PROCESS, RunningWorker
+from tests.integration.worker_process import RunningWorker
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -139,7 +139,7 @@ def started(name: str, directory: Path):
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**plan.environment, **ONE_ENGINE_PROCESS, "PYTHONPATH": str(STAND_IN)},
+            env={**plan.environment, "PYTHONPATH": str(STAND_IN)},
             start_new_session=True,
         )
     worker = RunningWorker(process, plan.url, log)

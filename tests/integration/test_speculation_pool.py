@@ -50,7 +50,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(directory: Path) -> dict[str, str]:
     """Of a gateway and of the worker that it controls."""
-    return {**QUIET, **ONE_ENGINE_PROCESS, "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token")}
+    return {**QUIET, "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token")}
 
 
 @contextmanager

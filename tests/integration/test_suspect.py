@@ -23,7 +23,7 @@ from demo.process import ApplianceProcess
 from demo.training.corpus import held_out_prompts, load_corpus
 from tests.integration.caller import outcomes
 from tests.integration.speculation_admin import QUIET, Admin, metric, wait_for
-from tests.integration.worker_process import ONE_ENGINE_PROCESS, RunningWorker, WorkerProcess, descendants
+from tests.integration.worker_process import RunningWorker, WorkerProcess, descendants
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
@@ -40,7 +40,6 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Runn
     (directory / "token").chmod(0o600)
     environment = {
         **QUIET,
-        **ONE_ENGINE_PROCESS,
         "APPLIANCE_DATA__CONTROL_TOKEN_FILE": str(directory / "token"),
         "APPLIANCE_WORKER__SERVED_NAME": "demo-coder",
     }

@@ -30,7 +30,6 @@ from appliance.serving.worker_protocol import LEAVING, SPECULATION_PATH
 from appliance.serving.worker_tls import WorkerTls
 from appliance.sovereignty.environment import offline_environment
 from tests.certificates import LOOPBACK, Authority
-from tests.integration.worker_process import ONE_ENGINE_PROCESS
 
 pytestmark = [pytest.mark.worker, pytest.mark.asyncio(loop_scope="module")]
 PATIENCE_SECONDS = 600
@@ -65,7 +64,7 @@ def plan_for(
         target=target,
         draft=draft,
         environment=offline_environment(
-            {name: os.environ[name] for name in ("PATH", "HOME")} | ONE_ENGINE_PROCESS, plugins=[PLUGIN]
+            {name: os.environ[name] for name in ("PATH", "HOME")}, plugins=[PLUGIN]
         ),
         control_token_file=token_file,
     )

@@ -24,12 +24,7 @@ START_SECONDS = 600.0
 STOP_SECONDS = 90.0
 GIB = 2**30
 ONE_ENGINE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
-"""
-Environment in which vLLM's engine computes in its own process, by one thread, on any core.
-
-A start takes a third less CPU time.  By default vLLM computes in a process more, and on the CPU binds it to
-the same core in every worker of the machine.
-"""
+"""What `plan_launch` sets on this CPU, for a vLLM that is started by hand."""
 
 
 def descendants(pid: int) -> list[int]:

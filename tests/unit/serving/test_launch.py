@@ -13,6 +13,7 @@ from appliance.errors import ConfigurationError
 from appliance.infra.settings import WorkerSettings
 from appliance.serving.devices import Device, DeviceKind
 from appliance.serving.launch import (
+    CPU_PROCESSES,
     MIDDLEWARE,
     REFUSED,
     check_extra_arguments,
@@ -455,3 +456,28 @@ def test_nothing_is_compiled_while_serving_on_an_eager_cpu():
     assert plan(CPU).environment["TORCH_COMPILE_DISABLE"] == "1"
     assert "TORCH_COMPILE_DISABLE" not in plan(CPU, eager=False).environment
     assert "TORCH_COMPILE_DISABLE" not in plan(EIGHT_GPUS).environment
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (8, "7")])
+def test_a_cpu_worker_computes_in_its_engine_process_and_leaves_a_core(cores, threads):
+    device = Device(kind=DeviceKind.CPU, count=1, bfloat16=False, cores=cores)
+    environment = plan(device).environment
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert environment["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"OMP_NUM_THREADS": "3"},
+        {"VLLM_CPU_OMP_THREADS_BIND": "0-3"},
+        {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    ],
+)
+def test_a_site_that_spreads_a_cpu_worker_itself_is_left_alone(chosen):
+    made = plan(CPU, environment=chosen).environment
+    assert {name: made[name] for name in CPU_PROCESSES if name in made} == chosen
+
+
+def test_processes_of_a_gpu_worker_are_those_of_vllm():
+    assert not set(CPU_PROCESSES) & set(plan(EIGHT_GPUS).environment)
