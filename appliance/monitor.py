@@ -83,16 +83,19 @@ def _best_choices(state: MonitorState, policy: MonitorPolicy, now: float) -> Map
     """Draft tokens by batch bucket: another K where it surely gives more."""
     if state.acceptance.total.drafts < policy.min_drafts:
         return state.choice
-    lengths = {(k, other): state.acceptance.gain(k, other) for k in state.choices for other in state.choices}
+    currents = set(state.choice.values())
+    lengths = {(k, other): state.acceptance.gain(k, other) for k in state.choices for other in currents}
     choice = dict(state.choice)
     for bucket, current in state.choice.items():
         # A batch size that was never measured follows the guess of its costs.
         doubt = MOST_DOUBT**2 if state.costs.is_measured(bucket) else 0.0
         most = math.log1p(policy.switch_gain)
         for k in state.choices:
+            if k == current:
+                continue
             cost = state.costs.ratio(bucket, k, current, now)
             gain = lengths[k, current].minus(replace(cost, variance=min(cost.variance, doubt)))
-            if k != current and gain.mean > most and gain.lower(policy.sure) > 0.0:
+            if gain.mean > most and gain.lower(policy.sure) > 0.0:
                 choice[bucket], most = k, gain.mean
     return MappingProxyType(choice)
 

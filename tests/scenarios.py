@@ -8,6 +8,7 @@ would give, known in hindsight and zero included.  Above 1.0 no fixed number can
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from appliance.speculation.state import MonitorPolicy
 from tests.simulated_worker import Acceptance, Engine, Run, Traffic, controlled, fixed_tokens, length_of
@@ -100,6 +101,7 @@ def decaying(seconds: float) -> Callable[[float], Acceptance]:
     return lambda now: at_length(2.8 - 1.7 * min(1.0, now / seconds))
 
 
+@lru_cache(maxsize=2**15)
 def at_length(length: float) -> Acceptance:
     """A text with this acceptance length at K=3, each position as likely as the one before."""
     low, high = 0.0, 1.0

@@ -47,7 +47,7 @@ class CostModel:
             at=now,
             kinds=kinds,
             mean=tuple(spread * k / max(choices) for _bucket, k in kinds),
-            covariance=tuple(tuple(spread**2 * _likeness(one, other) for other in kinds) for one in kinds),
+            covariance=tuple(tuple(spread**2 * like for like in row) for row in _likeness(kinds)),
         )
 
     def is_measured(self, bucket: int) -> bool:
@@ -55,12 +55,14 @@ class CostModel:
 
     def ratio(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
         """Logarithm of S(K) over the seconds of a step with another K."""
-        weights = self._weights(bucket, k, instead_of)
-        mean = sum(sign * self.mean[index] for index, sign in weights)
+        weights, gained, likeness = self._weights(bucket, k, instead_of), self._gained(now), _likeness(self.kinds)
+        mean = sum([sign * self.mean[index] for index, sign in weights])
         variance = sum(
-            one * other * (self.covariance[i][j] + self._gained(i, j, now))
-            for i, one in weights
-            for j, other in weights
+            [
+                one * other * (self.covariance[i][j] + gained * likeness[i][j])
+                for i, one in weights
+                for j, other in weights
+            ]
         )
         return Estimate(mean=mean, variance=max(0.0, variance))
 
@@ -97,20 +99,21 @@ class CostModel:
         pairs = ((k, 1.0), (instead_of, -1.0))
         return tuple((self.kinds.index((bucket, number)), sign) for number, sign in pairs if number)
 
-    def _gained(self, i: int, j: int, now: float) -> float:
-        """Covariance that two costs gained since the last measurement."""
-        days = max(0.0, now - self.at) / DAY
-        return days * self.spread**2 * _likeness(self.kinds[i], self.kinds[j])
+    def _gained(self, now: float) -> float:
+        """Variance that each cost gained since the last measurement."""
+        return max(0.0, now - self.at) / DAY * self.spread**2
 
     def _aged(self, now: float) -> "CostModel":
-        size = range(len(self.kinds))
-        covariance = tuple(tuple(self.covariance[i][j] + self._gained(i, j, now) for j in size) for i in size)
+        gained, rows = self._gained(now), zip(self.covariance, _likeness(self.kinds), strict=True)
+        covariance = tuple(
+            [tuple([old + gained * like for old, like in zip(*row, strict=True)]) for row in rows]
+        )
         return replace(self, covariance=covariance, at=now)
 
     def updated(self, weights: tuple[tuple[int, float], ...], found: Estimate) -> "CostModel":
-        projected = [sum(sign * row[index] for index, sign in weights) for row in self.covariance]
-        expected = sum(sign * self.mean[index] for index, sign in weights)
-        variance = sum(sign * projected[index] for index, sign in weights) + found.variance
+        projected = [sum([sign * row[index] for index, sign in weights]) for row in self.covariance]
+        expected = sum([sign * self.mean[index] for index, sign in weights])
+        variance = sum([sign * projected[index] for index, sign in weights]) + found.variance
         gains = [value / variance for value in projected]
         return replace(
             self,
@@ -118,8 +121,10 @@ class CostModel:
                 mean + gain * (found.mean - expected) for mean, gain in zip(self.mean, gains, strict=True)
             ),
             covariance=tuple(
-                tuple(value - gain * other for value, other in zip(row, projected, strict=True))
-                for row, gain in zip(self.covariance, gains, strict=True)
+                [
+                    tuple([value - gain * other for value, other in zip(row, projected, strict=True)])
+                    for row, gain in zip(self.covariance, gains, strict=True)
+                ]
             ),
         )
 
@@ -127,11 +132,15 @@ class CostModel:
 NO_MEASUREMENT = CostModel()
 
 
-@lru_cache(maxsize=4096)
-def _likeness(one: Kind, other: Kind) -> float:
-    """Correlation of two costs: a half for neighbouring batch buckets, more for neighbouring K."""
-    apart = abs(one[0].bit_length() - other[0].bit_length())
-    return float(0.5**apart * math.sqrt(min(one[1], other[1]) / max(one[1], other[1])))
+@lru_cache(maxsize=64)
+def _likeness(kinds: tuple[Kind, ...]) -> tuple[tuple[float, ...], ...]:
+    """Correlation of each two costs: a half for neighbouring batch buckets, more for neighbouring K."""
+
+    def likeness(one: Kind, other: Kind) -> float:
+        apart = abs(one[0].bit_length() - other[0].bit_length())
+        return float(0.5**apart * math.sqrt(min(one[1], other[1]) / max(one[1], other[1])))
+
+    return tuple(tuple(likeness(one, other) for other in kinds) for one in kinds)
 
 
 def _relative_variance(taken: StepCounters) -> float:

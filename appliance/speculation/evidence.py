@@ -171,12 +171,15 @@ class Split:
 
 def _splits(spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float) -> Iterator[Split]:
     """The splits with at least so many drafts on both sides, the latest first."""
-    before = list(accumulate(spans, lambda one, other: total_of((one, other))))
-    for start in range(len(spans) - 1, 0, -1):
-        older = before[start - 1]
-        newer = before[-1].since(older)
-        if newer is not None and min(newer.drafts, older.drafts) >= least:
-            yield Split(start, older, newer, abs(_z(older, newer, overdispersion)))
+    total, starts = total_of(spans), range(len(spans) - 1, 0, -1)
+    newest_first = accumulate(reversed(spans[1:]), lambda newer, span: total_of((span, newer)))
+    for start, newer in zip(starts, newest_first, strict=True):
+        if newer.drafts < least:
+            continue
+        older = total.since(newer)
+        if older is None or older.drafts < least:
+            return
+        yield Split(start, older, newer, abs(_z(older, newer, overdispersion)))
 
 
 def _scored(
@@ -206,11 +209,11 @@ def total_of(spans: Iterable[SpecDecodeCounters]) -> SpecDecodeCounters:
     """Sum of several spans of one engine."""
     parts = tuple(spans)
     return SpecDecodeCounters(
-        drafts=sum(part.drafts for part in parts),
-        draft_tokens=sum(part.draft_tokens for part in parts),
-        accepted_tokens=sum(part.accepted_tokens for part in parts),
-        accepted_per_position=_added(part.accepted_per_position for part in parts),
-        drafted_per_position=_added(part.drafted_per_position for part in parts),
+        drafts=sum([part.drafts for part in parts]),
+        draft_tokens=sum([part.draft_tokens for part in parts]),
+        accepted_tokens=sum([part.accepted_tokens for part in parts]),
+        accepted_per_position=_added([part.accepted_per_position for part in parts]),
+        drafted_per_position=_added([part.drafted_per_position for part in parts]),
     )
 
 
@@ -226,4 +229,4 @@ def _merged(spans: Iterable[SpecDecodeCounters], most: float) -> Iterable[SpecDe
 
 
 def _added(positions: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sum(counts) for counts in zip(*positions, strict=True))
+    return tuple([sum(counts) for counts in zip(*positions, strict=True)])

@@ -323,4 +323,4 @@ class Decision:
 
 
 def _subtract(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(new - old for new, old in zip(later, earlier, strict=True))
+    return tuple([new - old for new, old in zip(later, earlier, strict=True)])
