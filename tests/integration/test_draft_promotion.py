@@ -278,6 +278,7 @@ def test_damaged_draft_is_refused_and_rolled_back(site, admin, models_page):
     assert (back["type"], back["previous_draft"], back["draft"]) == ("draft.rolled_back", bad, OLD)
 
 
+@pytest.mark.slow
 def test_gateway_killed_in_the_trial_leaves_the_former_draft(site, admin, good):
     """The next gateway finds the worker that has the new draft, and rolls it back."""
     order(admin, "drafts/promotions", draft=good)
