@@ -88,8 +88,11 @@ PARTS := tests --ignore=tests/unit --ignore=tests/clients --ignore=tests/cluster
 deploy: deploy-tools ## Images, compose, chart, bundle and dashboards, with a container engine where one can be started
 	@$(PYTEST) tests/deploy $(ONE_MORE)
 
+# Their marks would leave them out, but only once each process has imported torch for them.
+IMPORT_TORCH := $(addprefix --ignore=,$(shell grep -l "^pytestmark = .*mark\.worker" tests/*/*.py))
+
 parts: deploy-tools interop-tools ## Gateway, audit log, databases, faults, attacks, chart: all without a worker or a container engine
-	@$(PYTEST) $(PARTS) $(TWICE) -m "not ($(HEAVY) or alone or slow)"
+	@$(PYTEST) $(PARTS) $(IMPORT_TORCH) $(TWICE) -m "not ($(HEAVY) or alone or slow)"
 
 # A worker touches its whole KV cache at once: at the default, those of the tests fill the memory.
 workers clients alone: export APPLIANCE_WORKER__CPU_KV_CACHE_GIB := 0.25
