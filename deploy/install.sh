@@ -32,7 +32,7 @@ if [ ! -x "$venv/bin/pip" ]; then
 fi
 log=$venv/install.log
 pip_install() {
-    "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps "$@" >>"$log" 2>&1
+    "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps --no-compile "$@" >>"$log" 2>&1
 }
 must() {
     "$@" || {
@@ -73,3 +73,5 @@ say "installing the appliance with extras $extras (the first time takes a few mi
 must pip_install --require-hashes "$@"
 must pip_install --no-build-isolation --editable .
 must "$venv/bin/appliance" version >/dev/null
+# On every core, unlike pip; a worker may not write there.  Templates among the packages are no Python.
+"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >>"$log" 2>&1 || true
