@@ -9,8 +9,8 @@ from appliance.audit.store import Head, Leaf, StoredCheckpoint
 from tests.audit_log import intent, outcome
 
 BEGAN_MS = 1_700_000_000_000
-STEP_MS = 3_600_000
-"""An entry an hour: a full tile every eleven days."""
+STEP_MS = 4 * 3_600_000
+"""An entry each four hours: a full tile every six weeks."""
 DAY_MS = 86_400_000
 
 
