@@ -55,7 +55,8 @@ class CostModel:
 
     def ratio(self, bucket: int, k: int, instead_of: int, now: float) -> Estimate:
         """Logarithm of S(K) over the seconds of a step with another K."""
-        weights, gained, likeness = self._weights(bucket, k, instead_of), self._gained(now), _likeness(self.kinds)
+        weights = self._weights(bucket, k, instead_of)
+        gained, likeness = self._gained(now), _likeness(self.kinds)
         mean = sum([sign * self.mean[index] for index, sign in weights])
         variance = sum(
             [
