@@ -20,6 +20,8 @@ from tests.wall import raise_loopback, stay_here
 
 HEAVY_SECONDS = 900
 """Time limit of a test that starts a model server or builds an image."""
+LONGEST = ("engine", "test_draft_promotion", "test_draft_training", "test_draft_evaluation")
+"""Groups that one process each has for ten minutes: started last, they would end alone."""
 SEED_OPTION = "hypothesis_seed"
 PASSED = "TESTS_PASSED"
 """Variable with the directory where `make test` collects the names of tests that passed (`docs.promises`)."""
@@ -75,11 +77,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("engine"))
         elif not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(
-        key=lambda item: (
-            2 - bool(item.get_closest_marker("worker")) - 2 * bool(item.get_closest_marker("engine"))
-        )
-    )
+    items.sort(key=_start)
+
+
+def _start(item: pytest.Item) -> int:
+    """Place in the order of starts."""
+    marker = item.get_closest_marker("xdist_group")
+    group = marker.args[0] if marker else ""
+    others = len(LONGEST) + (not item.get_closest_marker("worker"))
+    return LONGEST.index(group) if group in LONGEST else others
 
 
 def pytest_collection_finish() -> None:

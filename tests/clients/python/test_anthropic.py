@@ -16,6 +16,19 @@ TOOL = {
     "strict": True,
 }
 
+# Its input has no end within the tokens of a test: the API cannot ask for an answer that goes on otherwise.
+LONG_TOOL = {
+    "name": "count",
+    "description": "Write many numbers.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 700}},
+        "required": ["numbers"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
 
 @pytest.fixture
 def client():
@@ -136,10 +149,12 @@ def test_a_stream_may_be_left_in_the_middle(model):
 
     async def talk() -> None:
         async with anthropic.AsyncAnthropic(max_retries=0) as client:
-            asked = {"model": model, "messages": CHAT, "max_tokens": 1500}
-            async with client.messages.stream(**asked) as stream:
-                async for _ in stream.text_stream:
-                    break
+            asked = {"model": model, "messages": CHAT, "max_tokens": 1500, "tools": [LONG_TOOL]}
+            choice = {"type": "tool", "name": "count"}
+            async with client.messages.stream(**asked, tool_choice=choice) as stream:
+                async for event in stream:
+                    if event.type == "content_block_delta":
+                        break
             answer = await client.messages.create(model=model, messages=CHAT, max_tokens=1)
             assert answer.usage.output_tokens == 1
 
