@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from functools import wraps
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,7 @@ LOGGER = "vllm.appliance"
 FIGURES_ONLY = (LOGGER, "vllm.v1.metrics.", "vllm.v1.spec_decode.metrics")
 """Loggers whose messages consist of figures."""
 FIGURES_ONLY_ERRORS = frozenset({"torch.OutOfMemoryError", "torch.AcceleratorError"})
+DUMPED = "dumped_by_the_appliance"
 DROPPED = "(text withheld: it may quote a request)"
 PLACEHOLDER = re.compile(r"%(?:%|(?:\(\w+\))?[-+ #0]*[\d*]*(?:\.[\d*]+)?[a-zA-Z])")
 REQUEST_ID = re.compile(r"(?:[a-z_]+-)?[0-9A-HJKMNP-TV-Z]{26}(?:-[0-9a-f-]{1,40})?")
@@ -71,11 +73,39 @@ def replace_failure_dump(core: Any) -> None:  # noqa: ANN401 - the module `vllm.
     """Log which requests a failed step had, and how large it was, instead of the requests themselves."""
     if hasattr(core, "dump_engine_exception"):
         core.dump_engine_exception = dump_failed_step
+        _dump_early_failures(getattr(core, "EngineCore", None))
+
+
+def _dump_early_failures(engine: Any) -> None:  # noqa: ANN401 - the class `EngineCore` of vLLM
+    """
+    Have `step` dump a failure that comes before vLLM's own guard.
+
+    An executor in the engine's process fails while a step is started; vLLM 0.32 guards only its result.
+    """
+    original = getattr(engine, "step", None)
+    if original is None:
+        return
+
+    @wraps(original)
+    def step(core: Any) -> Any:  # noqa: ANN401
+        try:
+            return original(core)
+        except Exception as error:
+            with suppress(Exception):
+                frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+                scheduled = (frame.f_locals.get("scheduler_output") for frame in frames)
+                output = next(one for one in scheduled if one is not None)
+                if not hasattr(output, DUMPED):
+                    dump_failed_step(None, output, core.scheduler.make_stats())
+            raise
+
+    engine.step = step
 
 
 def dump_failed_step(_config: object, output: Any, stats: Any) -> None:  # noqa: ANN401 - of vLLM's scheduler
     logger = logging.getLogger(LOGGER)  # noqa: TID251 - in the worker, which has no other log
     with suppress(Exception):  # the failure itself must stay the one that is raised
+        setattr(output, DUMPED, True)
         tokens: Mapping[str, int] = output.num_scheduled_tokens
         drafts = sum(len(ids) for ids in output.scheduled_spec_decode_tokens.values())
         logger.error(

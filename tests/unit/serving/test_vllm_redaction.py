@@ -180,3 +180,39 @@ def test_a_failed_step_is_described_by_counts():
     assert f"{expected}: {REQUEST} (9)\n" in written
     assert "4031" not in written
     assert MARK not in written
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_step_that_fails_as_it_is_started_is_described_once(guarded):
+    """An executor in the engine's process raises before vLLM guards the result."""
+    written = write(
+        f"""
+        from types import SimpleNamespace
+        class EngineCore:
+            scheduler = SimpleNamespace(make_stats=lambda: None)
+            def step(self):
+                scheduler_output = SimpleNamespace(
+                    num_scheduled_tokens={{"{REQUEST}": 9}},
+                    scheduled_new_reqs=[],
+                    scheduled_spec_decode_tokens={{}},
+                )
+                try:
+                    int(mark)
+                except ValueError:
+                    if {guarded}:
+                        core.dump_engine_exception(None, scheduler_output, None)
+                    raise
+        core = SimpleNamespace(dump_engine_exception=None, EngineCore=EngineCore)
+        replace_failure_dump(core)
+        logging.getLogger().handlers[0].setStream(sys.stdout)
+        EngineCore().step()
+        """
+    )
+    assert (
+        written.count(
+            f"the failed step had 1 requests, 0 of them new, and 9 tokens, 0 of them draft tokens: {REQUEST}"
+        )
+        == 1
+    )
+    assert "ValueError" in written
+    assert MARK not in written
