@@ -17,6 +17,9 @@ from appliance.serving.nvml import count_gpus
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 """Words in /proc/cpuinfo of a CPU that multiplies bfloat16 natively: x86 first, then ARM."""
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Of this process (version 2), as a container sees it."""
+
 
 class DeviceKind(StrEnum):
     CPU = "cpu"
@@ -30,7 +33,7 @@ class Hardware:
     openmp: Path | None
     """Intel's OpenMP library, which vLLM's CPU build wants preloaded."""
     cores: int = 1
-    """Those that this process may use."""
+    """Whole ones that this process may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ def detect_hardware(
     *,
     proc: Path = Path("/proc"),
     prefix: Path = Path(sys.prefix),
+    groups: Path = CONTROL_GROUP,
     count_by_nvml: Callable[[], int] = count_gpus,
 ) -> Hardware:
     """The hardware of this machine; `prefix` is the Python environment that the worker runs in."""
@@ -60,7 +64,7 @@ def detect_hardware(
         gpus=_count_gpus(proc, count_by_nvml),
         bfloat16=has_bfloat16(cpuinfo),
         openmp=openmp if openmp.exists() else None,
-        cores=len(os.sched_getaffinity(0)),
+        cores=max(1, int(usable_cores(groups))),
     )
 
 
@@ -97,6 +101,16 @@ def has_bfloat16(cpuinfo: str) -> bool:
         if name.strip().lower() in {"flags", "features"}:
             return not BFLOAT16_FLAGS.isdisjoint(words.split())
     return False
+
+
+def usable_cores(groups: Path = CONTROL_GROUP) -> float:
+    """CPUs this process may use, including a container's quota."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = (groups / "cpu.max").read_text(encoding="utf-8").split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no control group, or one without a limit
+        return cores
 
 
 def _count_gpus(proc: Path, count_by_nvml: Callable[[], int]) -> int:

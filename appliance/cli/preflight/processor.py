@@ -1,6 +1,5 @@
 """The CPU of a worker: instructions, cores, memory."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,14 @@ from appliance.cli.preflight.accelerator import cache_bytes, detect_build, requi
 from appliance.cli.preflight.check import Check, Inquiry, SkippedError, Subject, family, gib, read_text
 from appliance.cli.preflight.memory import Need, estimate
 from appliance.infra.settings import WorkerSettings
-from appliance.serving.devices import Device, DeviceKind, choose_dtype, has_bfloat16
+from appliance.serving.devices import (
+    CONTROL_GROUP,
+    Device,
+    DeviceKind,
+    choose_dtype,
+    has_bfloat16,
+    usable_cores,
+)
 from appliance.serving.nvml import read_driver
 
 INSTRUCTIONS = Subject("cpu.instructions", "CPU instructions")
@@ -51,13 +57,13 @@ def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
     yield judge_memory(settings, seen, need)
 
 
-def detect_processor(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Processor:
+def detect_processor(*, proc: Path = Path("/proc"), groups: Path = CONTROL_GROUP) -> Processor:
     """`groups` is the process's control group (version 2), as a container sees it."""
     cpuinfo = read_text(proc / "cpuinfo")
     return Processor(
         flags=_flags(cpuinfo),
         bfloat16=has_bfloat16(cpuinfo),
-        cores=min(float(len(os.sched_getaffinity(0))), _quota(read_text(groups / "cpu.max"))),
+        cores=usable_cores(groups),
         free_bytes=_free(
             read_text(proc / "meminfo"),
             read_text(groups / "memory.max"),
@@ -117,11 +123,6 @@ def _flags(cpuinfo: str) -> frozenset[str]:
         if name.strip().lower() in {"flags", "features"}:
             return frozenset(words.split())
     return frozenset()
-
-
-def _quota(text: str) -> float:
-    quota, _, period = text.strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else float("inf")
 
 
 def _free(meminfo: str, limit: str, current: str, stat: str) -> int:

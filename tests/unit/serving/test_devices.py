@@ -1,5 +1,6 @@
 """Hardware detection, from texts and directories of other machines."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from appliance.serving.devices import (
     choose_dtype,
     detect_hardware,
     has_bfloat16,
+    usable_cores,
 )
 
 CASCADE_LAKE = "processor : 0\nflags\t\t: fpu avx512f avx512_vnni\n\nprocessor : 1\nflags : fpu avx512_bf16\n"
@@ -56,7 +58,18 @@ def test_nvml_overrides_the_drivers_directory(tmp_path):
 
 def test_detects_a_plain_cpu(tmp_path):
     """Neither /proc nor a driver nor OpenMP: a plain CPU."""
-    assert detect_hardware(proc=tmp_path, prefix=tmp_path, count_by_nvml=no_library) == NO_GPU
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    seen = detect_hardware(proc=tmp_path, prefix=tmp_path, groups=tmp_path, count_by_nvml=no_library)
+    assert seen == NO_GPU
+
+
+@pytest.mark.parametrize(("limit", "less"), [("50000 100000\n", True), ("max 100000\n", False), ("", False)])
+def test_a_containers_cpu_limit_counts(tmp_path, limit, less):
+    (tmp_path / "cpu.max").write_text(limit)
+    everything = len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path) == (0.5 if less else everything)
+    seen = detect_hardware(proc=tmp_path, groups=tmp_path, count_by_nvml=no_library)
+    assert seen.cores == (1 if less else everything)
 
 
 def test_finds_openmp_in_the_interpreters_environment(tmp_path):
