@@ -1,7 +1,7 @@
 """
 What this machine can compute with: NVIDIA GPUs, or a CPU with or without bfloat16 arithmetic.
 
-`detect_hardware` touches the machine; the other functions are pure.
+`detect_hardware` and `usable_cores` touch the machine; the other functions are pure.
 """
 
 import os

@@ -58,7 +58,6 @@ def check_cpu(inquiry: Inquiry) -> Iterable[Check]:
 
 
 def detect_processor(*, proc: Path = Path("/proc"), groups: Path = CONTROL_GROUP) -> Processor:
-    """`groups` is the process's control group (version 2), as a container sees it."""
     cpuinfo = read_text(proc / "cpuinfo")
     return Processor(
         flags=_flags(cpuinfo),
