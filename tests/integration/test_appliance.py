@@ -23,6 +23,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET
+from appliance.serving.devices import usable_cores
 from demo.process import ApplianceProcess
 from demo.training.corpus import held_out_prompts, load_corpus
 from tests.abuse.gateway_under_test import GatewayUnderTest
@@ -288,14 +289,15 @@ def test_a_receipt_proves_a_request(appliance, client, tmp_path):
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_the_engine_leaves_its_core_to_the_gateway_while_it_waits(appliance, client):
+def test_the_engine_leaves_a_core_to_the_gateway(appliance, client):
     """Otherwise, on few cores, whole seconds of answers are computed and not sent."""
     (engine,) = (pid for pid in descendants(appliance.process.pid) if "EngineCore" in command_of(pid))
     before, start = cpu_seconds(engine), time.monotonic()
     client.completions.create(
         model="demo-coder", prompt=PROMPT, max_tokens=500, extra_body={"ignore_eos": True}
     )
-    assert cpu_seconds(engine) - before < 0.7 * (time.monotonic() - start)
+    # Its threads that only receive and send take a little of it.
+    assert cpu_seconds(engine) - before < (usable_cores() - 0.7) * (time.monotonic() - start)
 
 
 def test_no_process_may_leave_a_core_file(appliance):
