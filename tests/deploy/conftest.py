@@ -19,6 +19,8 @@ BUILD_SECONDS = 3600
 IMAGES = ROOT / "deploy" / "images"
 BASE = "sovereign-appliance/base:bookworm"
 BUILT = ("gateway", "worker-cpu")
+IN_IMAGES = ("build", "cpu", "gateway", "hsm", "picker", "tools", "torch")
+"""Lock files of what is in them and of what builds them."""
 POSTGRES = "sovereign-appliance/postgresql:debian"
 PIP_WHEEL = (
     sys.executable,
@@ -85,6 +87,7 @@ def build_images(engine: ContainerEngine) -> Images:
 def packages(cache: BuildCache) -> Path:
     """An engine's data after a build of the images, the wheels for it, and its connections to the outside."""
     locks = ROOT / "deploy" / "locks"
+    installed = [locks / f"{name}.txt" for name in IN_IMAGES]
     version = run("dockerd", "--version")
 
     def make(place: Path) -> None:
@@ -101,7 +104,7 @@ def packages(cache: BuildCache) -> Path:
         for other in {path.name for path in wheels.iterdir()} - {"build", "tools", *BUILT}:
             run("rm", "-r", wheels / other)
 
-    inputs = (version, IMAGES, locks, locks.with_name("torch.sh"))
+    inputs = (version, IMAGES, *installed, locks.with_name("torch.sh"))
     return cache.entry("packages", inputs, make)
 
 
