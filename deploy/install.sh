@@ -31,8 +31,11 @@ if [ ! -x "$venv/bin/pip" ]; then
     fi
 fi
 log=$venv/install.log
+# The many files of torch and vLLM are compiled on every core, at the end; pip uses one.
+compile=
+case ,$extras, in *,cpu,* | *,gpu,*) compile=--no-compile ;; esac
 pip_install() {
-    "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps --no-compile "$@" >>"$log" 2>&1
+    "$venv/bin/python" -m pip --disable-pip-version-check install --no-deps $compile "$@" >>"$log" 2>&1
 }
 must() {
     "$@" || {
@@ -73,5 +76,7 @@ say "installing the appliance with extras $extras (the first time takes a few mi
 must pip_install --require-hashes "$@"
 must pip_install --no-build-isolation --editable .
 must "$venv/bin/appliance" version >/dev/null
-# On every core, unlike pip; a worker may not write there.  Templates among the packages are no Python.
-"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >>"$log" 2>&1 || true
+if [ -n "$compile" ]; then
+    # A worker may not write there.  Templates among the packages are no Python.
+    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >>"$log" 2>&1 || true
+fi
