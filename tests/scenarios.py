@@ -7,7 +7,7 @@ would give, known in hindsight and zero included.  Above 1.0 no fixed number can
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from appliance.speculation.state import MonitorPolicy
@@ -43,6 +43,8 @@ NOISY = Engine(
     wander=0.2,
     largest_batch=8,
 )
+SLOW = replace(CPU, seconds=lambda batch, k: 6.0 * _cpu_seconds(batch, k))
+"""A second has so few steps that the price of exploration allows a probe every ten."""
 ENGINES = {"gpu": GPU, "cpu": CPU}
 
 

@@ -21,6 +21,8 @@ SPANS = 64
 """Beyond so many spans the older half is merged."""
 SCORES = 64
 """Pairs of neighbouring windows that overdispersion is computed from."""
+RECENT_SCORES = 2
+"""So many windows late a change of the text may be found, and still raise no overdispersion."""
 CHI_SQUARE_UPPER_QUARTILE = 1.323
 """A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
 MAXIMUM_OVERDISPERSION = 16.0
@@ -41,6 +43,10 @@ class Acceptance:
     """The last complete window, and the one that is being counted."""
     scores: tuple[float, ...] = ()
     """Squared z-scores of neighbouring windows."""
+    recent_scores: tuple[tuple[float, int], ...] = ()
+    """The next ones, with the later window's drafts: they count if the text did not change meanwhile."""
+    was_drafted: bool = False
+    """Whether the present text had drafts by the table, and not by exploration alone."""
 
     @property
     def overdispersion(self) -> float:
@@ -52,11 +58,14 @@ class Acceptance:
         ratio = sorted(self.scores)[-rank] / CHI_SQUARE_UPPER_QUARTILE
         return min(MAXIMUM_OVERDISPERSION, max(1.0, ratio))
 
-    def counted(self, drafts: SpecDecodeCounters, *, memory: int, least: int) -> tuple["Acceptance", bool]:
+    def counted(
+        self, drafts: SpecDecodeCounters, *, memory: int, least: int, are_probes: bool = False
+    ) -> tuple["Acceptance", bool]:
         """
         The evidence with the drafts of one reading, and whether the text has or may have changed with them.
 
-        `memory` is the maximum of effective drafts kept, `least` the minimum for a verdict.
+        `memory` is the maximum of effective drafts kept, `least` the minimum for a verdict; `are_probes` says
+        that the table does not draft.
         """
         if not drafts.drafts:
             return self, False
@@ -66,11 +75,12 @@ class Acceptance:
         split = max(_splits(spans, few, after.overdispersion), key=lambda each: each.z, default=None)
         has_changed = split is not None and split.z > CHANGED
         if split is not None and has_changed:
-            # No window spans two texts.  The end of one is overdispersion only if it was no longer than a
-            # window is: requests of several kinds take turns like that.
-            is_turn = split.older.drafts <= window
-            scores = _scored(self.scores, split.older, split.newer) if is_turn else self.scores
-            after = replace(self, pair=NO_PAIR, scores=scores)
+            # No score compares two texts, except the end of one that was no longer than a window: requests of
+            # several kinds take turns like that.  But a text that stopped drafting always has few drafts.
+            scores = self._scores_before(split.newer.drafts, self.pair[1].drafts + drafts.drafts)
+            if split.older.drafts <= window and not (are_probes and self.was_drafted):
+                scores = (*scores, _score(split.older, split.newer))
+            after = replace(self, pair=NO_PAIR, scores=scores[-SCORES:], recent_scores=(), was_drafted=False)
             spans, is_mixed = spans[split.start :], True
         if is_mixed and sum(span.drafts for span in spans[1:]) >= least:
             spans, is_mixed = spans[1:], False
@@ -86,7 +96,10 @@ class Acceptance:
         split = next(_splits(spans, few, after.overdispersion), None)
         if split is not None and split.z > SUSPECTED:
             newest, has_changed = split.newer, True
-        after = replace(after, spans=spans, total=total, newest=newest, is_mixed=is_mixed)
+        was_drafted = after.was_drafted or not are_probes
+        after = replace(
+            after, spans=spans, total=total, newest=newest, is_mixed=is_mixed, was_drafted=was_drafted
+        )
         return after, has_changed
 
     def _with_score(self, drafts: SpecDecodeCounters, window: int) -> "Acceptance":
@@ -94,8 +107,19 @@ class Acceptance:
         current = total_of((current, drafts)) if current.drafts else drafts
         if current.drafts < window:
             return replace(self, pair=(last, current))
-        scores = _scored(self.scores, last, current) if last.drafts else self.scores
-        return replace(self, pair=(current, NO_DRAFTS), scores=scores)
+        recent, scores = self.recent_scores, self.scores
+        if last.drafts:
+            recent = (*recent, (_score(last, current), current.drafts))
+            scores = (*scores, *(score for score, _drafts in recent[:-RECENT_SCORES]))[-SCORES:]
+        return replace(self, pair=(current, NO_DRAFTS), scores=scores, recent_scores=recent[-RECENT_SCORES:])
+
+    def _scores_before(self, changed: int, ago: int) -> tuple[float, ...]:
+        """The scores of windows before the newest so many drafts; the last window ended `ago` drafts ago."""
+        recent = self.recent_scores
+        while recent and ago < changed:
+            ago += recent[-1][1]
+            recent = recent[:-1]
+        return (*self.scores, *(score for score, _drafts in recent))
 
     def length(self, k: int) -> Estimate:
         """Acceptance length of K draft tokens."""
@@ -182,10 +206,8 @@ def _splits(spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: f
         yield Split(start, older, newer, abs(_z(older, newer, overdispersion)))
 
 
-def _scored(
-    scores: tuple[float, ...], earlier: SpecDecodeCounters, later: SpecDecodeCounters
-) -> tuple[float, ...]:
-    return (*scores, _z(earlier, later, 1.0) ** 2)[-SCORES:]
+def _score(earlier: SpecDecodeCounters, later: SpecDecodeCounters) -> float:
+    return _z(earlier, later, 1.0) ** 2
 
 
 def _z(earlier: SpecDecodeCounters, later: SpecDecodeCounters, overdispersion: float) -> float:

@@ -212,7 +212,10 @@ def observe(
         fresh = Acceptance(scores=state.acceptance.scores)
         return replace(state, acceptance=fresh, base=reading, probe=(), reason=Reason.COUNTER_RESET)
     acceptance, has_changed = state.acceptance.counted(
-        drafts, memory=policy.memory_drafts, least=policy.min_drafts
+        drafts,
+        memory=policy.memory_drafts,
+        least=policy.min_drafts,
+        are_probes=state.mode is SpeculationMode.TARGET_ONLY,
     )
     state = replace(state, acceptance=acceptance, suspected_at=now if has_changed else state.suspected_at)
     return state if reading.is_probing else _with_steps(state, reading, policy, now)
