@@ -50,7 +50,7 @@ CONTENTS = {
     "picker": "what the extra `picker` adds to gateway.txt",
     "docs": "what the extra `docs` adds to gateway.txt",
     "dev": "what the extra `dev` adds to gateway.txt",
-    "build": "what builds the project",
+    "build": "what builds the project and installs its packages",
     "tools": "what builds the images",
 }
 
@@ -76,7 +76,7 @@ def resolve(directory: Path, constraints: dict[str, str]) -> dict[str, Lock]:
     torch = next(
         part for part in project["project"]["optional-dependencies"]["cpu"] if part.startswith("torch=")
     )
-    build = [*project["build-system"]["requires"], "editables"]
+    build = [*project["build-system"]["requires"], "editables", "uv>=0.13"]
     pins = [f"{name}=={version}" for name, version in sorted(constraints.items())]
     (directory / "pyproject.toml").write_text(
         f"{text}\n[dependency-groups]\nbuild = {json.dumps(build)}\n"
