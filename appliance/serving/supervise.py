@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -28,7 +29,6 @@ from typing import NoReturn
 import aiohttp
 
 from appliance.errors import ControlRefusedError, WorkerStartError
-from appliance.infra.settings import LAST_PORT
 from appliance.serving.guardian import guardian_source
 from appliance.serving.launch import LaunchPlan
 from appliance.serving.life import SupervisorTiming, WorkerRun, restart_delay_seconds
@@ -38,6 +38,8 @@ from appliance.serving.worker_log import LARGEST_LOG, bound, describe_end, find_
 
 HTTP_OK = 200
 SERVICE_UNAVAILABLE = 503
+OWN_PORTS = range(20_000, 32_766)
+"""Below those that Linux gives to outgoing connections (ip_local_port_range)."""
 
 
 class WorkerEventKind(StrEnum):
@@ -401,13 +403,12 @@ def free_port(host: str) -> int:
     """
     A port that nothing listens on now, nor on the next one, where the worker is controlled.
 
-    Another process may still take them before the worker does.
+    Another process may still take them before the worker does, but no outgoing connection: a worker binds
+    its port half a minute later.
     """
     while True:
-        with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-            probe.bind((host, 0))
-            port = int(probe.getsockname()[1])
-        if port < LAST_PORT and port_is_free(host, port + 1):
+        port = secrets.choice(OWN_PORTS)
+        if port_is_free(host, port) and port_is_free(host, port + 1):
             return port
 
 
