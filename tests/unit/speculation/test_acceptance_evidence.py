@@ -116,6 +116,18 @@ def test_one_kind_after_the_other_is_not_overdispersed():
     assert counted(one, other, one, other)[0].overdispersion == 1.0
 
 
+@pytest.mark.parametrize("stopped", [True, False], ids=["collapses", "turns"])
+def test_a_collapse_that_stopped_drafting_is_no_turn(stopped: bool):
+    """It has few drafts because of that, and a probe finds its end; requests in turn go on drafting."""
+    found = Acceptance()
+    for _ in range(16):
+        found, _changes = counted(*[drafts(64, 48, 32, 20)] * 2, drafts(48, 2, 0, 0), start=found)
+        found, _has_changed = found.counted(
+            drafts(24, 18, 12, 8), memory=MEMORY, least=LEAST, are_probes=stopped
+        )
+    assert (found.overdispersion == 1.0) is stopped
+
+
 SPAN = st.tuples(st.integers(0, 300), st.floats(0, 1), st.floats(0, 1), st.integers(0, 3))
 
 
