@@ -21,8 +21,8 @@ SPANS = 64
 """Beyond so many spans the older half is merged."""
 SCORES = 64
 """Pairs of neighbouring windows that overdispersion is computed from."""
-RECENT_SCORES = 2
-"""So many windows late a change of the text may be found, and still raise no overdispersion."""
+RECENT_SCORES = 1
+"""Windows after which a change of the text is found at the latest, or raises the overdispersion."""
 CHI_SQUARE_UPPER_QUARTILE = 1.323
 """A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
 MAXIMUM_OVERDISPERSION = 16.0
