@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results.json"
 OLDER_TORCH, TORCH = "2.11.0", "2.13.0"
 VERSIONS = {
     "0.26.0": OLDER_TORCH,
-    "0.27.1": OLDER_TORCH,
+    "0.27.1": TORCH,
     "0.28.0": TORCH,
     "0.29.0": TORCH,
     "0.30.0": TORCH,
@@ -22,6 +22,11 @@ VERSIONS = {
     "0.32.0": TORCH,
 }
 """vLLM's CPU builds and the torch that each requires."""
+REMARKS = {
+    "0.30.0": "Its CPU build fails at the first draft, in its own `jit_warmup_triton_helper.py`: it inspects"
+    " the parameters of a Triton kernel where there is no Triton.",
+}
+"""What the log of a worker says beyond its answers."""
 
 BEFORE = """\
 # Versions of vLLM
@@ -53,6 +58,7 @@ def page() -> str:
         *(f"{number}. {why}" for number, why in enumerate(reasons, start=1)),
         *([""] if reasons else []),
     ]
+    lines += [f"vLLM {version}: {remark}\n" for version, remark in REMARKS.items()]
     runs: dict[str, list[str]] = {}
     for version, result in results.items():
         where = f"commit {result['commit']}, {result['date']}, {result['hardware']}"
