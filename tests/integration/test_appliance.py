@@ -296,8 +296,9 @@ def test_the_engine_leaves_a_core_to_the_gateway(appliance, client):
     client.completions.create(
         model="demo-coder", prompt=PROMPT, max_tokens=500, extra_body={"ignore_eos": True}
     )
-    # Its threads that only receive and send take a little of it.
-    assert cpu_seconds(engine) - before < (usable_cores() - 0.7) * (time.monotonic() - start)
+    # A single core is all it can have.  Threads that only receive and send take a little more.
+    computing = max(1, int(usable_cores()) - 1)
+    assert cpu_seconds(engine) - before < (computing + 0.3) * (time.monotonic() - start)
 
 
 def test_no_process_may_leave_a_core_file(appliance):
