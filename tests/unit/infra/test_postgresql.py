@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from appliance.errors import ConfigurationError
 from appliance.infra.database import first_line, open_database
-from appliance.infra.postgresql import _ssl_context
+from appliance.infra.postgresql import SSL_REQUEST, _encryption
 
 URL = "postgresql://gateway@127.0.0.1/audit"
 
@@ -48,13 +48,34 @@ def test_a_proper_url_makes_an_engine_without_connecting(mode, driver):
 
 def test_the_server_is_checked_as_strictly_as_the_url_says():
     """`verify-full` checks name and certificate, `verify-ca` the certificate, `require` neither."""
-    strict, chain, encrypted = (
-        _ssl_context({"sslmode": mode}) for mode in ("verify-full", "verify-ca", "require")
-    )
-    assert (strict.check_hostname, strict.verify_mode) == (True, ssl.CERT_REQUIRED)
-    assert (chain.check_hostname, chain.verify_mode) == (False, ssl.CERT_REQUIRED)
-    assert (encrypted.check_hostname, encrypted.verify_mode) == (False, ssl.CERT_NONE)
-    assert (_ssl_context({"sslmode": "disable"}), _ssl_context({})) == (False, None)
+    modes = ("verify-full", "verify-ca", "require", "prefer")
+    encryptions = [_encryption({"sslmode": mode}) for mode in modes]
+    checked = [(each.context.check_hostname, each.context.verify_mode) for each in encryptions]
+    no_check = (False, ssl.CERT_NONE)
+    assert checked == [(True, ssl.CERT_REQUIRED), (False, ssl.CERT_REQUIRED), no_check, no_check]
+    assert [each.is_required for each in encryptions] == [True, True, True, False]
+    assert (_encryption({}).is_required, _encryption({"sslmode": "disable"})) == (False, None)
+
+
+def test_no_password_is_sent_to_a_server_that_does_not_encrypt_where_it_has_to():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        heard = []
+
+        def serve():
+            client, _ = server.accept()
+            with client:
+                heard.append(client.recv(4096))
+                client.send(b"N")
+                heard.append(client.recv(4096))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = server.getsockname()[1]
+        engine = open_database(f"postgresql://a:secret@127.0.0.1:{port}/b?sslmode=require", busy_seconds=1)
+        with pytest.raises(DBAPIError, match="offers no SSL"):
+            engine.connect()
+        thread.join()
+    assert heard == [SSL_REQUEST, b""]
 
 
 RESET = struct.pack("ii", 1, 0)
