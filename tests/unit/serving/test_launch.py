@@ -27,7 +27,7 @@ CPU = Device(kind=DeviceKind.CPU, count=1, bfloat16=False)
 EIGHT_GPUS = Device(kind=DeviceKind.GPU, count=8, bfloat16=True)
 TARGET = Weights(path=Path("/models/llama-70b"), config={}, tensors={})
 DRAFT = Weights(path=Path("/models/llama-70b-eagle3"), config={}, tensors={})
-PYTHON = ("/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/llama-70b")
+PYTHON = ("/python", "-m", "appliance.serving.vllm.server", "--model", "/models/llama-70b")
 REPORTING = ("--enable-per-request-metrics", "--enable-prompt-tokens-details")
 TOKEN = Path("/data/control.token")
 QUIET = (
@@ -405,7 +405,7 @@ def test_further_node_is_headless():
     assert (head.answers, head.in_group) == (True, True)
     assert (further.answers, further.in_group) == (False, True)
     at = head.argv.index("--served-model-name")
-    assert head.argv[1:4] == ("-m", "vllm.entrypoints.openai.api_server", "--model")
+    assert head.argv[1:4] == ("-m", "appliance.serving.vllm.server", "--model")
     assert further.argv[1:4] == ("-m", "vllm.entrypoints.cli.main", "serve")
     assert further.argv[4] == head.argv[at - 1]
     assert further.argv[5:-2] == head.argv[at:-1]
