@@ -26,7 +26,7 @@ def postgres():
         yield server
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def originals(request, tmp_path_factory):
     """Logs with a history, the second with disposed entries, each with its server, if any, and URL."""
     server = request.getfixturevalue("postgres") if request.param == "postgresql" else None

@@ -15,7 +15,7 @@ from tests.faults.injection import AT_A_TIME, FAULTS, PLOTS, Run, harm, judge
 def test_no_fault_loses_an_acknowledged_entry_or_makes_the_log_invalid(
     name, fault, scenes, servers, tally, tmp_path, pytestconfig
 ):
-    """For each time a call changes a file of the log; of writes of pages, each tenth without --all-faults."""
+    """For each time a call changes a file of the log; of writes of pages, each 25th without --all-faults."""
     scene = scenes[name]
     before = len(tally.complaints)
 
@@ -28,7 +28,7 @@ def test_no_fault_loses_an_acknowledged_entry_or_makes_the_log_invalid(
         finally:
             servers.put(server)
 
-    points = list(scene.points(every=1 if pytestconfig.getoption("--all-faults", default=False) else 10))
+    points = list(scene.points(every=1 if pytestconfig.getoption("--all-faults", default=False) else 25))
     assert points
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         for (call, number), found in zip(points, pool.map(one, points), strict=True):

@@ -13,7 +13,7 @@ from benchmarks.cost_saving.estimate import WRONG, Comparison
 from benchmarks.cost_saving.run import ENVIRONMENT, PRICE_PER_HOUR, Driver, Found, Plan
 from demo.process import ApplianceProcess
 
-pytestmark = [pytest.mark.worker, pytest.mark.alone]
+pytestmark = [pytest.mark.worker, pytest.mark.slow]
 
 PLAN = Plan(concurrency=(1,), rounds=8, most_rounds=60, seconds=2.0, learn=8.0)
 LEARN_SOON = {"APPLIANCE_MONITOR__EXPLORATION_SHARE": "0.1"}
