@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from appliance.infra.settings import Settings, WorkerSettings
+from docs.docstrings import described_schema
 
 CHART = Path(__file__).parent.parent / "deploy" / "helm"
 DECIDED_BY_THE_CHART: Mapping[str, frozenset[str]] = {
@@ -234,7 +235,7 @@ def _gateway_settings() -> Schema:
 
 def _section(model: type[BaseModel], without: frozenset[str]) -> Schema:
     """A section of appliance.yaml as JSON Schema, with everything it refers to in place."""
-    schema = model.model_json_schema()
+    schema = described_schema(model, is_read=True)
     shared = schema.pop("$defs", {})
     schema["properties"] = {
         name: field for name, field in schema["properties"].items() if name not in without

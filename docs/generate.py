@@ -17,6 +17,7 @@ import yaml
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
+from sqlalchemy import create_engine
 from typer.main import get_command
 
 from appliance import errors
@@ -27,11 +28,13 @@ from appliance.cli import cli
 from appliance.cli.preflight.summary_screen import PreflightReport
 from appliance.drafts.lint.rules import Rule
 from appliance.gateway.cost.report import CostReport
+from appliance.infra import schema
 from appliance.infra.metrics import Metrics
 from appliance.infra.metrics.picker import PickerMetrics
 from appliance.infra.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, PREFIX, Settings
 from docs.audit_format import audit_format_page, json_schema_page
 from docs.chart import chart_readme, packaged_files, values_page, values_schema
+from docs.docstrings import described_schema
 from docs.offline_env import grafana_file, worker_file
 from docs.openapi import openapi_document
 from docs.promises import promises_page
@@ -76,10 +79,10 @@ def settings_page() -> str:
         assert issubclass(model, BaseModel)  # noqa: S101
         lines += ["", f"## `{section}`", "", inspect.cleandoc(model.__doc__ or ""), ""]
         lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
-        schemas = model.model_json_schema()["properties"]
+        schemas = described_schema(model, is_read=True)["properties"]
         for name, entry in model.model_fields.items():
             default = "demo pair" if name in {"model", "draft"} else _shown(entry.default)
-            meaning = " ".join((entry.description or "").split())
+            meaning = " ".join(schemas[name]["description"].split())
             lines.append(f"| `{name}` | {_type_name(schemas[name])} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
@@ -170,12 +173,23 @@ def openapi_page() -> str:
 
 def preflight_schema() -> str:
     """What `appliance preflight --json` prints, as a JSON Schema."""
-    return json.dumps(PreflightReport.model_json_schema(mode="serialization"), indent=2) + "\n"
+    return json.dumps(described_schema(PreflightReport, is_read=False), indent=2) + "\n"
 
 
 def cost_report_schema() -> str:
     """What `appliance cost report --json` prints, as a JSON Schema."""
-    return json.dumps(CostReport.model_json_schema(mode="serialization"), indent=2) + "\n"
+    return json.dumps(described_schema(CostReport, is_read=False), indent=2) + "\n"
+
+
+def newest_on_sqlite() -> str:
+    """The tables of a new SQLite file, and the rows they begin with."""
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        schema.migrate(connection)
+        made = connection.connection.driver_connection
+        assert made is not None  # noqa: S101
+        lines = [line for line in made.iterdump() if line not in {"BEGIN TRANSACTION;", "COMMIT;"}]
+    return "\n".join([*lines, ""])
 
 
 def verifier_digest() -> str:
@@ -197,6 +211,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../explanation/audit-attacks.md": attacks_page,
     "audit-format.schema.json": json_schema_page,
     "verify.py.sha256": verifier_digest,
+    "../../appliance/infra/migrations/newest_on_sqlite.sql": newest_on_sqlite,
     "preflight.schema.json": preflight_schema,
     "cost-report.schema.json": cost_report_schema,
     "../../deploy/offline.env": lambda: worker_file([PLUGIN]),

@@ -6,6 +6,7 @@ purpose: the owner's role upgrades with `appliance audit upgrade-database`, the 
 closed: tables of another version are neither read nor written.
 """
 
+import sqlite3
 from pathlib import Path
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, Text, func, inspect, select, text
@@ -18,6 +19,9 @@ from appliance.infra.database import first_line, open_database
 VERSION_TABLE = "audit_migrations"
 NEWEST = "0013"
 KNOWN = tuple(f"{number:04}" for number in range(1, int(NEWEST) + 1))
+MIGRATIONS = Path(__file__).with_name("migrations")
+NEWEST_ON_SQLITE = MIGRATIONS / "newest_on_sqlite.sql"
+"""What all migrations make of a new file; written by `python -m docs.generate`."""
 UPGRADE_SECONDS = 600.0
 SCHEMA_VERSION = 1
 """Of databases from before there were migrations, in a table of its own."""
@@ -84,13 +88,30 @@ def check(connection: Connection) -> bool:
 
 def upgrade(connection: Connection) -> None:
     """Bring the tables to the newest version, in the transaction the connection is in."""
+    if connection.dialect.name == "sqlite" and not inspect(connection).get_table_names():
+        _create(connection)
+    else:
+        migrate(connection)
+
+
+def _create(connection: Connection) -> None:
+    """Make the tables in a new file; running every migration would be a tenth of a gateway's first start."""
+    statement = ""
+    for line in NEWEST_ON_SQLITE.read_text(encoding="utf-8").splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.exec_driver_sql(statement)
+            statement = ""
+
+
+def migrate(connection: Connection) -> None:
+    """Run the migrations that the tables have not had, as `upgrade` does."""
     # Loaded only here: a database that is up to date, which is nearly every one, never needs it.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
-    location = str(Path(__file__).with_name("migrations"))
-    config.set_main_option("script_location", location.replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     command.upgrade(config, NEWEST)

@@ -127,7 +127,7 @@ SigningKeyFile = Annotated[
 class Section(BaseModel):
     """A frozen group of settings that refuses fields it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ApiSettings(Section):

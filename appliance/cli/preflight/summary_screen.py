@@ -12,7 +12,7 @@ from appliance.cli.preflight.check import Check, CheckResult
 class ReportedCheck(BaseModel):
     """The result of one check; members may be added."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     id: str
     """Family and name, such as `disk.space`."""
@@ -29,7 +29,7 @@ class ReportedCheck(BaseModel):
 class PreflightReport(BaseModel):
     """The output of `appliance preflight --json`."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True)
 
     format: Literal[1] = 1
     """Changes only if a member changes its meaning."""

@@ -85,7 +85,7 @@ def _unwritten(period: RecordingPeriod, known: list[RecordingPeriod], now: int) 
 class ReportPart(BaseModel):
     """A part of a report; money is in its currency, not rounded."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Cost(ReportPart):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from appliance.errors import ConfigurationError
 from appliance.infra.settings import PREFIX, REMOVED, Section, Settings, load_settings
+from docs.docstrings import field_docstrings
 
 FIELDS = [
     (section, field)
@@ -284,8 +285,7 @@ def test_settings_are_frozen():
 @pytest.mark.parametrize(("section", "field"), FIELDS, ids=str)
 def test_every_setting_has_a_description(section: str, field: str):
     """The reference page is generated from descriptions."""
-    description = Settings.model_fields[section].annotation.model_fields[field].description
-    assert description
+    description = field_docstrings(Settings.model_fields[section].annotation)[field]
     assert description.rstrip().endswith((".", ")"))
 
 
