@@ -18,8 +18,8 @@ import pytest
 
 from tests.wall import raise_loopback, stay_here
 
-HEAVY_SECONDS = 900
-"""Time limit of a test that starts a model server or builds an image."""
+WORKER_SECONDS, ENGINE_SECONDS = 900, 1800
+"""Time limits of a test that starts a model server, and of one that builds images and starts containers."""
 LONGEST = ("engine", "test_draft_promotion", "test_draft_training", "test_draft_evaluation")
 """Groups that one process each has for ten minutes: started last, they would end alone."""
 SEED_OPTION = "hypothesis_seed"
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Only the folder `deploy` has the fixture; elsewhere it is a parameter of that name.
         needs_engine = "engine" in getattr(item, "fixturenames", ()) and "deploy" in item.path.parts
         if needs_engine or item.get_closest_marker("worker"):
-            item.add_marker(pytest.mark.timeout(HEAVY_SECONDS))
+            item.add_marker(pytest.mark.timeout(ENGINE_SECONDS if needs_engine else WORKER_SECONDS))
         if needs_engine:
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.xdist_group("engine"))

@@ -24,7 +24,7 @@ from tests.integration.caller import outcomes
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("clients")]
 
 ROOT = HERE.parents[1]
-SUITE_SECONDS = 300
+SUITE_SECONDS = 600
 RETRIES = "x-stainless-retry-count"
 SHOWN = 20
 """Problems shown of many."""

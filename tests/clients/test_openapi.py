@@ -16,7 +16,7 @@ from tests.clients.pins import ENVIRONMENTS, HERE, is_installed
 
 pytestmark = [pytest.mark.worker, pytest.mark.xdist_group("clients")]
 
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 600
 MODELS = {
     "/v1/chat/completions": CHAT_MODEL,
     "/v1/completions": CHAT_MODEL,
