@@ -41,8 +41,8 @@ $(VENV)/.installed-docs: pyproject.toml $(LOCKS) deploy/install.sh
 
 ##@ Check it
 
-# A stage that fails hides no other: all run, then the verdict.  `tools` comes first, since the rest needs it.
-STAGES := tools unit parts workers+clients+tour+lint+types+imports alone promises
+# A stage that fails hides no other: all run, then the verdict.  `tools` comes first: all but unit tests need it.
+STAGES := tools+unit parts workers+clients+tour+lint+types+imports alone promises
 
 test: ## Everything CI runs, and how long each stage took
 	@echo "NOT RUN HERE BUT BY make slow: what is marked in" $$(grep -rl "mark\.slow" tests)
