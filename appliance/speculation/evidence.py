@@ -8,9 +8,8 @@ once make one window of drafts differ from the next by more than chance; so many
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from appliance.speculation.goodput import CORRELATED, Estimate
 from appliance.speculation.values import NO_DRAFTS, SpecDecodeCounters
@@ -21,12 +20,11 @@ SPANS = 64
 """Beyond so many spans the older half is merged."""
 SCORES = 64
 """Pairs of neighbouring windows that overdispersion is computed from."""
-RECENT_SCORES = 1
-"""Windows after which a change of the text is found at the latest, or raises the overdispersion."""
 CHI_SQUARE_UPPER_QUARTILE = 1.323
 """A quarter of squared z-scores exceed this by chance alone (one degree of freedom)."""
 MAXIMUM_OVERDISPERSION = 16.0
 NO_PAIR = (NO_DRAFTS, NO_DRAFTS)
+NO_SPLIT = (0.0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +41,8 @@ class Acceptance:
     """The last complete window, and the one that is being counted."""
     scores: tuple[float, ...] = ()
     """Squared z-scores of neighbouring windows."""
-    recent_scores: tuple[tuple[float, int], ...] = ()
-    """The next ones, with the later window's drafts: they count if the text did not change meanwhile."""
+    newest_score: float | None = None
+    """The next one: it counts unless the text is found to have changed with its later window."""
     was_drafted: bool = False
     """Whether the present text had drafts by the table, and not by exploration alone."""
 
@@ -72,16 +70,17 @@ class Acceptance:
         window = 2 * least
         after = self._with_score(drafts, window)
         spans, few, is_mixed = (*self.spans, drafts), max(1, least // 4), self.is_mixed
-        split = max(_splits(spans, few, after.overdispersion), key=lambda each: each.z, default=None)
-        has_changed = split is not None and split.z > CHANGED
-        if split is not None and has_changed:
+        z, start = max(_splits(spans, few, after.overdispersion), default=NO_SPLIT)
+        has_changed = z > CHANGED
+        if has_changed:
+            older, newer = total_of(spans[:start]), total_of(spans[start:])
             # No score compares two texts, except the end of one that was no longer than a window: requests of
             # several kinds take turns like that.  But a text that stopped drafting always has few drafts.
-            scores = self._scores_before(split.newer.drafts, self.pair[1].drafts + drafts.drafts)
-            if split.older.drafts <= window and not (are_probes and self.was_drafted):
-                scores = (*scores, _score(split.older, split.newer))
-            after = replace(self, pair=NO_PAIR, scores=scores[-SCORES:], recent_scores=(), was_drafted=False)
-            spans, is_mixed = spans[split.start :], True
+            scores = self._scores_before(newer.drafts, self.pair[1].drafts + drafts.drafts)
+            if older.drafts <= window and not (are_probes and self.was_drafted):
+                scores = (*scores, _score(older, newer))
+            after = replace(self, pair=NO_PAIR, scores=scores[-SCORES:], newest_score=None, was_drafted=False)
+            spans, is_mixed = spans[start:], True
         if is_mixed and sum(span.drafts for span in spans[1:]) >= least:
             spans, is_mixed = spans[1:], False
         most = memory * after.overdispersion
@@ -93,9 +92,9 @@ class Acceptance:
             spans = spans[1:]
         total = newest = total_of(spans)
         # The fewest newest drafts that can be judged.
-        split = next(_splits(spans, few, after.overdispersion), None)
-        if split is not None and split.z > SUSPECTED:
-            newest, has_changed = split.newer, True
+        z, start = next(_splits(spans, few, after.overdispersion), NO_SPLIT)
+        if z > SUSPECTED:
+            newest, has_changed = total_of(spans[start:]), True
         was_drafted = after.was_drafted or not are_probes
         after = replace(
             after, spans=spans, total=total, newest=newest, is_mixed=is_mixed, was_drafted=was_drafted
@@ -107,19 +106,17 @@ class Acceptance:
         current = total_of((current, drafts)) if current.drafts else drafts
         if current.drafts < window:
             return replace(self, pair=(last, current))
-        recent, scores = self.recent_scores, self.scores
+        newest, scores = self.newest_score, self.scores
         if last.drafts:
-            recent = (*recent, (_score(last, current), current.drafts))
-            scores = (*scores, *(score for score, _drafts in recent[:-RECENT_SCORES]))[-SCORES:]
-        return replace(self, pair=(current, NO_DRAFTS), scores=scores, recent_scores=recent[-RECENT_SCORES:])
+            scores = self._scores_before(0, 0)[-SCORES:]
+            newest = _score(last, current)
+        return replace(self, pair=(current, NO_DRAFTS), scores=scores, newest_score=newest)
 
     def _scores_before(self, changed: int, ago: int) -> tuple[float, ...]:
         """The scores of windows before the newest so many drafts; the last window ended `ago` drafts ago."""
-        recent = self.recent_scores
-        while recent and ago < changed:
-            ago += recent[-1][1]
-            recent = recent[:-1]
-        return (*self.scores, *(score for score, _drafts in recent))
+        if self.newest_score is None or ago < changed:
+            return self.scores
+        return (*self.scores, self.newest_score)
 
     def length(self, k: int) -> Estimate:
         """Acceptance length of K draft tokens."""
@@ -183,46 +180,63 @@ def _variance(rates: list[float], counts: tuple[int, ...], k: int) -> float:
     return CORRELATED * max(0.0, square - sum(rates) ** 2) / (drafts + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Spans before a point and those from it on, and how many standard deviations they differ by."""
+def _splits(
+    spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float
+) -> Iterator[tuple[float, int]]:
+    """
+    By how many standard deviations the spans from a place on differ from those before, and that place.
 
-    start: int
-    older: SpecDecodeCounters
-    newer: SpecDecodeCounters
-    z: float
-
-
-def _splits(spans: tuple[SpecDecodeCounters, ...], least: int, overdispersion: float) -> Iterator[Split]:
-    """The splits with at least so many drafts on both sides, the latest first."""
-    total, starts = total_of(spans), range(len(spans) - 1, 0, -1)
-    newest_first = accumulate(reversed(spans[1:]), lambda newer, span: total_of((span, newer)))
-    for start, newer in zip(starts, newest_first, strict=True):
-        if newer.drafts < least:
+    The latest first, of those with at least so many drafts on both sides.
+    """
+    total = total_of(spans)
+    newer = 0
+    counts, accepted = list(reached(total)), list(total.accepted_per_position)
+    old, new = (counts, accepted), ([0] * len(counts), [0] * len(accepted))
+    for start in range(len(spans) - 1, 0, -1):
+        span = spans[start]
+        newer += span.drafts
+        for kept, moved, added in zip(old, new, (reached(span), span.accepted_per_position), strict=True):
+            for position, count in enumerate(added):
+                kept[position] -= count
+                moved[position] += count
+        if newer < least:
             continue
-        older = total.since(newer)
-        if older is None or older.drafts < least:
+        if total.drafts - newer < least:
             return
-        yield Split(start, older, newer, abs(_z(older, newer, overdispersion)))
+        few = max(1, min(newer, total.drafts - newer) // 2)
+        yield abs(_z(*old, *new, few, overdispersion)), start
 
 
 def _score(earlier: SpecDecodeCounters, later: SpecDecodeCounters) -> float:
-    return _z(earlier, later, 1.0) ** 2
-
-
-def _z(earlier: SpecDecodeCounters, later: SpecDecodeCounters, overdispersion: float) -> float:
-    """Difference of acceptance in standard deviations, if both were of one text."""
     few = max(1, min(earlier.drafts, later.drafts) // 2)
+    of_earlier, of_later = ((reached(each), each.accepted_per_position) for each in (earlier, later))
+    return _z(*of_earlier, *of_later, few, 1.0) ** 2
+
+
+def _z(
+    before: Sequence[int],
+    old: Sequence[int],
+    after: Sequence[int],
+    new: Sequence[int],
+    few: int,
+    overdispersion: float,
+) -> float:
+    """
+    Difference of acceptance in standard deviations, if both were of one text.
+
+    By position: drafts that had it `before` and `after`, and the `old` and `new` accepted tokens.  Positions
+    that fewer than `few` had do not count.
+    """
     difference = square = mean = share = 0.0
-    for position, (before, now) in enumerate(zip(reached(earlier), reached(later), strict=True)):
-        if before < few or now < few:
+    for position, (had, has) in enumerate(zip(before, after, strict=True)):
+        if had < few or has < few:
             break
-        old, new = earlier.accepted_per_position[position], later.accepted_per_position[position]
-        difference += new / now - old / before
-        rate = (old + new + 0.5) / (before + now + 1)
+        then, now = old[position], new[position]
+        difference += now / has - then / had
+        rate = (then + now + 0.5) / (had + has + 1)
         square += (2 * position + 1) * rate
         mean += rate
-        share = 1 / before + 1 / now
+        share = 1 / had + 1 / has
     variance = CORRELATED * overdispersion * max(1e-9, square - mean**2) * share
     return difference / math.sqrt(variance) if variance else 0.0
 
