@@ -104,8 +104,8 @@ def _create(connection: Connection) -> None:
             statement = ""
 
 
-def migrate(connection: Connection) -> None:
-    """Run the migrations that the tables have not had, as `upgrade` does."""
+def migrate(connection: Connection, to: str = NEWEST) -> None:
+    """Run the migrations that the tables have not had, up to one step."""
     # Loaded only here: a database that is up to date, which is nearly every one, never needs it.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
@@ -114,7 +114,7 @@ def migrate(connection: Connection) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
-    command.upgrade(config, NEWEST)
+    command.upgrade(config, to)
 
 
 def upgrade_database(url: str, *, grant_to: str | None = None) -> None:

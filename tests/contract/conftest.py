@@ -4,7 +4,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from appliance.audit.store import SqlAuditStore
-from appliance.infra.schema import upgrade_database
+from appliance.infra.database import open_database
+from appliance.infra.schema import migrate, upgrade_database
 from tests.memory_store import MemoryAuditStore
 from tests.postgres import private_postgres
 
@@ -34,6 +35,19 @@ def empty_url(request):
     if request.param == "sqlite":
         return request.getfixturevalue("sqlite_url")
     return request.getfixturevalue("postgres").new_database()
+
+
+@pytest.fixture
+def old_tables():
+    """Make the tables of a version by its newest step."""
+
+    def make(url, step):
+        engine = open_database(url, busy_seconds=60)
+        with engine.begin() as connection:
+            migrate(connection, step)
+        engine.dispose()
+
+    return make
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -118,12 +118,13 @@ def test_unreadable_row_is_an_error_and_never_a_default(store, url, execute, col
     assert "\n" not in str(caught.value)
 
 
-def test_a_log_from_before_tenants_gets_their_tables(empty_url, open_store, open_tenants, monkeypatch):
+def test_a_log_from_before_tenants_gets_their_tables(
+    empty_url, old_tables, open_store, open_tenants, monkeypatch
+):
     """Entries stay; no tenant exists yet."""
+    old_tables(empty_url, "0001")
     with monkeypatch.context() as patch:
         patch.setattr(schema, "NEWEST", "0001")
-        patch.setattr(schema, "KNOWN", ("0001",))
-        schema.upgrade_database(empty_url)
         grower = Grower(open_store(empty_url))
         grower.append((EntryType.AUDIT_READ, None))
     schema.upgrade_database(empty_url)
@@ -140,11 +141,9 @@ def test_an_admin_key_without_scopes_has_all_of_them(store):
     assert [key.has_scope(scope) for key in operator.keys for scope in AdminScope] == [True] * 10
 
 
-def test_an_admin_key_from_before_scopes_has_all_of_them(empty_url, open_tenants, execute, monkeypatch):
+def test_an_admin_key_from_before_scopes_has_all_of_them(empty_url, old_tables, open_tenants, execute):
     """As the upgrade leaves it, before the tenants are sealed."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "NEWEST", "0005")
-        schema.upgrade_database(empty_url)
+    old_tables(empty_url, "0005")
     execute(
         empty_url,
         "INSERT INTO tenants VALUES ('operator', '[]', 'auto', 'none', 'standard', '[]', '{}', false)",
@@ -200,11 +199,9 @@ OLD_KEYS = (
 )
 
 
-def test_tenants_from_before_limits_of_keys_keep_their_mac(empty_url, open_tenants, execute, monkeypatch):
+def test_tenants_from_before_limits_of_keys_keep_their_mac(empty_url, old_tables, open_tenants, execute):
     """No seal is needed after the upgrade, and no key may do more than before."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "NEWEST", "0012")
-        schema.upgrade_database(empty_url)
+    old_tables(empty_url, "0012")
     execute(empty_url, f"INSERT INTO tenants VALUES {', '.join(OLD_TENANTS)}")
     execute(
         empty_url,

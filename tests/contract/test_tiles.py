@@ -57,11 +57,9 @@ class FormerVersion:
 
 
 @pytest.fixture
-def old_url(empty_url, monkeypatch):
+def old_url(empty_url, old_tables):
     """A database with the tables of version 0.1.0."""
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "NEWEST", "0007")
-        schema.upgrade_database(empty_url)
+    old_tables(empty_url, "0007")
     return empty_url
 
 
