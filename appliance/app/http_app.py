@@ -54,7 +54,8 @@ def _create(
     app.state.services = services
     _know_errors(services.metrics)
     for router in routers:
-        app.include_router(router)
+        # `include_router` would make each route again, unchanged.
+        app.router.routes.extend(router.routes)
     app.router.routes.extend(documentation_routes(services.documentation))
 
     def limit_headers(caller: Caller, model: str | None) -> dict[str, str]:
