@@ -122,7 +122,7 @@ cluster-tools: ## Build that Kubernetes and Helm from Go modules, once; takes lo
 cluster-programs:
 	@$(PYTHON) -m tests.cluster.tools
 
-slow: setup-dev ## What `make test` leaves out: every drafting method, suspect answers, drawn dashboards, benchmarks in small, every fault of a disk
+slow: setup-dev ## What `make test` leaves out: every drafting method, suspect answers, drawn dashboards, attacks on PostgreSQL, the saving of the cost report, benchmarks in small, every fault of a disk
 	@$(PYTEST) $(PARTS) -m slow
 	@$(PYTEST) tests/faults/test_harmed_writer.py --all-faults
 
