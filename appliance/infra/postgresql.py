@@ -227,6 +227,8 @@ def _encryption(options: Mapping[str, str]) -> Encryption | None:
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            if "sslrootcert" in options:  # of no use here, but a file that is not there is a mistake
+                context.load_verify_locations(options["sslrootcert"])
         if "sslcert" in options:
             context.load_cert_chain(options["sslcert"], options.get("sslkey"))
     except OSError as error:

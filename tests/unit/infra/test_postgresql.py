@@ -25,6 +25,7 @@ URL = "postgresql://gateway@127.0.0.1/audit"
         (f"{URL}?connect_timeout=3", "connect_timeout"),
         (f"{URL}?sslmode=maybe", "sslmode=maybe"),
         (f"{URL}?sslmode=verify-full&sslrootcert=/no/such/file", "TLS files"),
+        (f"{URL}?sslmode=require&sslrootcert=/no/such/file", "TLS files"),
         (f"{URL}?password_file=/no/such/file", "cannot read the database password"),
         ("mysql://a@b/c", "cannot be used"),
     ],
