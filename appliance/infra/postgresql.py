@@ -154,7 +154,7 @@ def _reach(arguments: dict[str, Any]) -> socket.socket:
 
 
 def _encrypted(opened: socket.socket, encryption: Encryption | None, host: str) -> socket.socket:
-    """As the driver would; but that reads the system's authorities for each connection, in 0.1 s."""
+    """As the driver would; but that reads the system's authorities again for each connection."""
     if encryption is None:
         return opened
     try:
@@ -220,17 +220,18 @@ def _encryption(options: Mapping[str, str]) -> Encryption | None:
         raise ConfigurationError(f"the database URL has sslmode={mode}: use one of {', '.join(SSL_MODES)}")
     if mode == "disable" or "unix_sock" in options:
         return None
+    files = options if mode != "prefer" else {}  # of no use where the server need not encrypt
     try:
         if mode in {"verify-ca", "verify-full"}:
-            context = ssl.create_default_context(cafile=options.get("sslrootcert"))
+            context = ssl.create_default_context(cafile=files.get("sslrootcert"))
             context.check_hostname = mode == "verify-full"
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            if "sslrootcert" in options:  # of no use here, but a file that is not there is a mistake
-                context.load_verify_locations(options["sslrootcert"])
-        if "sslcert" in options:
-            context.load_cert_chain(options["sslcert"], options.get("sslkey"))
+            if "sslrootcert" in files:  # nothing is checked by it, but a file that is not there is a mistake
+                context.load_verify_locations(files["sslrootcert"])
+        if "sslcert" in files:
+            context.load_cert_chain(files["sslcert"], files.get("sslkey"))
     except OSError as error:
         raise ConfigurationError(f"cannot use the database's TLS files: {error}") from error
     return Encryption(context, is_required=mode != "prefer")
