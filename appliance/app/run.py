@@ -244,7 +244,7 @@ def _freeze_gc() -> None:
     Exclude everything imported and built so far from garbage collection.
 
     Scanning it takes most of the time that the slowest requests wait; `benchmarks.gateway_overhead` shows it
-    at 64 concurrent requests.  Garbage is too little of it to be looked for first: 2,000 of 156,000 objects.
+    at 64 concurrent requests.  Too little of it is garbage to look for that first.
     """
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

@@ -69,7 +69,7 @@ class _Commands(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's command or group
         found = super().__getitem__(name)
         if isinstance(found, str):
-            gc.disable()  # an import leaves little to collect, and looking for it takes a sixth of its time
+            gc.disable()  # an import leaves little to collect, and looking for it takes time
             try:
                 group = get_group(import_module(found).commands)
             finally:

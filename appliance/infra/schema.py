@@ -95,7 +95,7 @@ def upgrade(connection: Connection) -> None:
 
 
 def _create(connection: Connection) -> None:
-    """Make the tables in a new file; running every migration would be a tenth of a gateway's first start."""
+    """Make the tables in a new file; running every migration would delay a gateway's first start."""
     statement = ""
     for line in NEWEST_ON_SQLITE.read_text(encoding="utf-8").splitlines(keepends=True):
         statement += line

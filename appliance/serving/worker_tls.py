@@ -26,7 +26,7 @@ class WorkerTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For new connections.  The system's authorities are read when they are needed, in 0.1 s."""
+        """For new connections.  The system's authorities take long to read, so only if needed."""
         if self._context is None:
             self._context = self._load()
         return self._context

@@ -2,7 +2,7 @@
 What a worker runs: vLLM's OpenAI server, imported without garbage collection.
 
 Each process of a worker begins here, the engine's too.  It imports 5,000 modules and keeps all they make, so
-to look for garbage meanwhile only takes time: a quarter of 17 CPU seconds.
+to look for garbage meanwhile only takes time.
 """
 
 import gc
