@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Segment:
     accepted_tokens: int = 0
     draft_tokens: float = 0.0
     """Mean K of its decode steps."""
+    decode_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of its decode steps by the name of the fixed mode with their K."""
 
     @property
     def speed(self) -> float:
@@ -95,6 +97,9 @@ class Bench:
         ended = time.perf_counter() if is_extended else begun + seconds
         spent = without(end, start)
         steps = sum(counters.steps for counters in spent.steps.values())
+        decode_seconds = dict.fromkeys((fixed(k).name for _, k in spent.steps), 0.0)
+        for (_, k), counters in spent.steps.items():
+            decode_seconds[fixed(k).name] += counters.seconds
         after, self._after = self._after, mode
         return Segment(
             mode=mode.name,
@@ -106,6 +111,7 @@ class Bench:
             drafts=spent.drafting.drafts,
             accepted_tokens=spent.drafting.accepted_tokens,
             draft_tokens=sum(k * each.steps for (_, k), each in spent.steps.items()) / max(1, steps),
+            decode_seconds=decode_seconds,
         )
 
     async def follow(

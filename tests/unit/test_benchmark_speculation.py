@@ -503,6 +503,7 @@ async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
     assert round(min(segment.seconds for segment in found), 9) >= 0.05
     by_mode = {segment.mode: segment for segment in found}
     assert (by_mode["K=0"].draft_tokens, by_mode["K=3"].draft_tokens) == (0, 3)
+    assert [set(by_mode[name].decode_seconds) for name in ("K=0", "K=3")] == [{"K=0"}, {"K=3"}]
 
 
 async def test_a_step_that_replays_the_prefill_is_waited_for(monkeypatch):
@@ -539,6 +540,24 @@ def test_the_cost_of_a_replayed_prefill_is_told_from_that_of_a_switch():
     assert settle_cost([round_of(segment(K0, 100, after=K3))], replayed=False) is None
 
 
+def test_by_choice_only_the_time_with_another_number_of_draft_tokens_counts():
+    seconds = {"K=0": 0.75, "K=3": 0.25}
+    noisy = round_of(
+        *(segment(ADAPTIVE, 50, decode_seconds=seconds), segment(K0, 100), segment(K1, 90)), segment(K3, 60)
+    )
+    assert noisy.speeds_by_choice == {**noisy.speeds, "adaptive": pytest.approx(90.0)}
+    assert WHOLE.speeds_by_choice == WHOLE.speeds  # no whole decode step is known
+    text = markdown({}, [noisy] * 20)
+    assert "| 0.500 (0.500 to 0.500) | shown otherwise | 0.900 (0.900 to 0.900) | shown otherwise |" in text
+
+
+def test_traffic_by_turns_has_no_speed_by_choice():
+    """K follows the text there, and the speeds of the fixed ones are of both texts."""
+    turns = replace(WHOLE, cell=Cell(kind=Kind.TURNS, concurrency=1))
+    text = markdown({}, [turns] * 20)
+    assert "| 1.100 (1.100 to 1.100) | shown | - | - |" in text
+
+
 # Files and reports
 
 
@@ -567,7 +586,8 @@ def test_the_report_has_a_verdict_for_each_cell():
     other = Cell(kind=Kind.BASE64, concurrency=1)
     lost = [replace(WHOLE, cell=other, segments=(segment(ADAPTIVE, 50), *WHOLE.segments[1:]))] * 20
     text = markdown({"hardware": "a machine"}, [*[WHOLE] * 20, *lost, replace(WHOLE, sitting="tuesday")])
-    assert "shown in 1 of 2 cells, not shown in 0 of 2 cells, shown otherwise in 1 of 2 cells" in text
+    counts = "shown in 1 of 2 cells, not shown in 0 of 2 cells, shown otherwise in 1 of 2 cells"
+    assert f"- measured: {counts}\n- by choice: {counts}\n" in text
     assert "| code | 4 | 21 | K=0 | 1.100 (1.100 to 1.100) | shown |" in text
     assert "| base64 | 1 | 20 | K=0 | 0.500 (0.500 to 0.500) | shown otherwise |" in text
     assert "| code | 4 | 100 | 90 | 100 | 110 |" in text
