@@ -27,6 +27,7 @@ from appliance.tenancy import Caller, PriorityClass, SpeculationPolicy
 from appliance.tenancy.limits.limiting import UNLIMITED, Reservation
 
 METRICS_HEADER = "X-Appliance-Metrics"
+OUR_HEADERS = b"x-appliance-"
 TRACEPARENT = b"traceparent"
 
 router = APIRouter()
@@ -124,6 +125,8 @@ def make_call(
 
     Raises InvalidRequestError for unknown values of our headers.
     """
+    headers = request.scope["headers"]
+    ours = [(name, value) for name, value in headers if name.startswith(OUR_HEADERS)]
     return Call(
         request_id=request.scope["state"]["request_id"],
         client_request_id=request.scope["state"]["client_request_id"],
@@ -132,10 +135,10 @@ def make_call(
         body=body,
         parsed=parsed,
         client=address_class(request.client.host if request.client else ""),
-        priority=_priority(request.scope["headers"], caller.tenant.priority),
-        speculation=SpeculationPolicy(_choice(request.scope["headers"], SPECULATION_HEADER, "auto", "off")),
-        wants_metrics=_choice(request.scope["headers"], METRICS_HEADER, "off", "on") == "on",
-        traceparent=_traceparent(request.scope["headers"]) if traced else None,
+        priority=_priority(ours, caller.tenant.priority) if ours else caller.tenant.priority,
+        speculation=SpeculationPolicy(_choice(ours, SPECULATION_HEADER, "auto", "off")),
+        wants_metrics=_choice(ours, METRICS_HEADER, "off", "on") == "on",
+        traceparent=_traceparent(headers) if traced else None,
         entry=entry,
     )
 
@@ -148,6 +151,8 @@ def _priority(headers: Sequence[tuple[bytes, bytes]], own: PriorityClass) -> Pri
 
 def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *others: str) -> str:
     """The value of one of our headers; repeated ones must agree."""
+    if not headers:
+        return usual
     wanted = name.lower().encode()
     values = {value.strip().lower().decode("latin-1") for given, value in headers if given == wanted}
     if not values:

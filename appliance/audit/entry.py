@@ -47,7 +47,7 @@ MAX_INTEGER = 2**53 - 1
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
-_PAIR_SHIFTS = tuple(range(120, -1, -10))
+_TIME_SHIFTS, _RANDOM_SHIFTS = tuple(range(40, -1, -10)), tuple(range(70, -1, -10))
 _ID_RANDOM_BYTES = 10
 _ID = re.compile(rf"[0-7][{_ALPHABET}]{{25}}")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z", re.ASCII)
@@ -77,8 +77,13 @@ def new_entry_id(now_ms: int, random_bytes: bytes) -> str:
     """Return a ULID: 48 bits of time in ms, 80 random bits, Crockford's base 32; raises AuditEntryError."""
     if len(random_bytes) != _ID_RANDOM_BYTES or not 0 <= now_ms < 2**48:
         raise AuditEntryError("an entry id takes a time below 2^48 ms and ten random bytes")
-    number = now_ms << 80 | int.from_bytes(random_bytes)
-    return "".join([_PAIRS[number >> shift & 1023] for shift in _PAIR_SHIFTS])
+    number = int.from_bytes(random_bytes)
+    return _id_time(now_ms) + "".join([_PAIRS[number >> shift & 1023] for shift in _RANDOM_SHIFTS])
+
+
+@lru_cache(maxsize=8)
+def _id_time(now_ms: int) -> str:
+    return "".join([_PAIRS[now_ms >> shift & 1023] for shift in _TIME_SHIFTS])
 
 
 def format_time(now_ms: int) -> str:
@@ -187,31 +192,50 @@ def _check_envelope(entry: Entry) -> None:
 
 
 def _check_fields(entry_type: EntryType, fields: Mapping[str, JSON]) -> None:
-    schema = REGISTRY[entry_type].fields
+    checks, required = _CHECKS[entry_type]
     for name, value in fields.items():
-        field = schema.get(name) or ACCEPTED.get(name)
-        if field is None:
+        check = checks.get(name)
+        if check is None:
             raise AuditEntryError(f"{entry_type}: unknown field {name!r}")
-        if not _fits(field, value):
+        if not check(value):
+            field = REGISTRY[entry_type].fields.get(name) or ACCEPTED[name]
             expected = f"one of {', '.join(field.values)}" if field.values else f"of kind {field.kind}"
             raise AuditEntryError(f"{entry_type}: {name} must be {expected}")
-    for name, field in schema.items():
-        if field.required and name not in fields:
-            raise AuditEntryError(f"{entry_type}: {name} is missing")
+    if not required <= fields.keys():
+        missing = next(name for name in REGISTRY[entry_type].fields if name in required.difference(fields))
+        raise AuditEntryError(f"{entry_type}: {missing} is missing")
     accepted = [name for name in ACCEPTED if name in fields]
     if accepted and len(accepted) < len(ACCEPTED):
         raise AuditEntryError(f"{entry_type}: {accepted[0]} without {', '.join(ACCEPTED)}")
 
 
-def _fits(field: Field, value: object) -> bool:
+def _check_of(field: Field) -> Callable[[object], bool]:
+    """What a value of the field must pass."""
     match field.kind:
+        case Kind.STRING if field.values:
+            allowed = frozenset(field.values)
+            return lambda value: isinstance(value, str) and value in allowed
         case Kind.STRING:
-            return isinstance(value, str) and (not field.values or value in field.values)
+            return lambda value: isinstance(value, str)
         case Kind.DECIMAL:
-            return isinstance(value, str) and _DECIMAL.fullmatch(value) is not None
+            return lambda value: isinstance(value, str) and _DECIMAL.fullmatch(value) is not None
         case Kind.BOOLEAN:
-            return isinstance(value, bool)
+            return lambda value: isinstance(value, bool)
         case Kind.INTEGER:
-            return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
+            return lambda value: (
+                isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
+            )
         case Kind.STRINGS:
-            return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+            return lambda value: (
+                isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+            )
+
+
+_CHECKS = {
+    entry_type: (
+        {name: _check_of(field) for name, field in {**ACCEPTED, **schema.fields}.items()},
+        frozenset(name for name, field in schema.fields.items() if field.required),
+    )
+    for entry_type, schema in REGISTRY.items()
+}
+"""By type: a check for each field, and the names of the required ones."""

@@ -51,6 +51,7 @@ class Exchange:
     outcome: Outcome | None = None
     status: int = 0
     recorded: bool = False  # whether the outcome's entry was submitted
+    summary: "RequestSummary | None" = None  # what that entry has
 
     def end(self, outcome: Outcome, status: int) -> None:
         """Set how the request ended, unless that is set already."""

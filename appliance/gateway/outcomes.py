@@ -7,6 +7,7 @@ durable yet; at the next start the log's recovery closes those requests.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -62,14 +63,21 @@ class OutcomeRecorder:
         self._suspects = SuspectAnswers()
 
     async def record(self, exchange: Exchange) -> None:
-        """Make the outcome durable; the final frame waits for this."""
-        await self._audit.confirm(exchange.intent)
+        """
+        Make the outcome durable; the final frame waits for this.
+
+        Entries become durable in the order of their submission, so that the outcome need not wait for an
+        intent on its way: one commit takes both.
+        """
+        if exchange.capture.is_on or exchange.intent_failed:
+            await self._audit.confirm(exchange.intent)
         if exchange.capture.is_on:
             exchange.content = await exchange.capture.keep_answer()
         self._judge(exchange)
-        summary = summarise(exchange, self._clock())
-        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **summary.fields)
+        exchange.summary = summarise(exchange, self._clock())
+        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.summary.fields)
         exchange.recorded = True
+        await self._audit.confirm(exchange.intent)
         await self._audit.confirm(entry)
 
     def finish(self, exchange: Exchange, reservation: Reservation) -> None:
@@ -99,7 +107,11 @@ class OutcomeRecorder:
         reservation.settle(exchange.charged_tokens)
         if not exchange.recorded:
             self._judge(exchange)
-        summary, trace = summarise(exchange, now), exchange.trace
+        summary, trace = exchange.summary, exchange.trace
+        if summary is None or summary.outcome is not exchange.outcome:
+            summary = summarise(exchange, now)
+        else:  # as the log has it
+            summary = replace(summary, seconds=now - exchange.started)
         if not exchange.recorded and exchange.capture.is_on:
             self._captures.run_later(self._end_with_content(exchange, now))
         elif not exchange.recorded:

@@ -9,9 +9,8 @@ import json
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.errors import InvalidRequestError
 
@@ -20,6 +19,7 @@ _DECODER = json.JSONDecoder()
 # Possessive, and a string without its end reaches to the end of the text: every match succeeds without
 # a way back, so that no text takes more than one pass, nor memory for the places to go back to.
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_USUAL_KEY = re.compile(r'"([a-z_]+)":[ \t\n\r]*(?=[^ \t\n\r])')
 _AFTER_NUMBER = re.compile(r"(?<=[0-9]),")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
@@ -32,8 +32,7 @@ MAX_NUMBERS = 1_000_000
 MAX_MEMBERS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     start: int
     """Offset of the opening quote of the key."""
     value_start: int
@@ -110,27 +109,33 @@ def _scan(text: str, most: int) -> dict[str, Member]:
     if text[at] == "}":
         return _end(text, at + 1, members)
     while True:
-        start = at
-        if text[at] != '"':
-            raise json.JSONDecodeError("no key", text, at)
-        key, at = _DECODER.raw_decode(text, at)
+        start, (key, value_start) = at, _key(text, at)
         if key in members:
             raise json.JSONDecodeError("a key twice", text, start)
-        at = skip_space(text, at)
-        if text[at] != ":":
-            raise json.JSONDecodeError("no colon", text, at)
-        value_start = skip_space(text, at + 1)
         if len(members) == most:
             message = f"The body has more than {most} members."
             raise InvalidRequestError(message, code="invalid_json")
         value, end = _DECODER.raw_decode(text, value_start)
-        members[key] = Member(start=start, value_start=value_start, end=end, value=value)
-        at = skip_space(text, end)
+        members[key] = Member(start, value_start, end, value)
+        at = end if text[end] in ",}" else skip_space(text, end)
         if text[at] == "}":
             return _end(text, at + 1, members)
         if text[at] != ",":
             raise json.JSONDecodeError("no comma", text, at)
         at = skip_space(text, at + 1)
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    """The key that begins at `at`, and where its value begins."""
+    if found := _USUAL_KEY.match(text, at):
+        return found[1], found.end()
+    if text[at] != '"':
+        raise json.JSONDecodeError("no key", text, at)
+    key, at = _DECODER.raw_decode(text, at)
+    at = skip_space(text, at)
+    if text[at] != ":":
+        raise json.JSONDecodeError("no colon", text, at)
+    return key, skip_space(text, at + 1)
 
 
 def _end(text: str, at: int, members: dict[str, Member]) -> dict[str, Member]:
