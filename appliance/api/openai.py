@@ -64,7 +64,7 @@ class Relayed:
             call = make_call(request, caller, body, parsed, terms.route, traced=gateway.traces, entry=entry)
             state["model"] = call.model
             gateway.admit(call)
-            await relay_call(gateway, call, receive, send)
+            await relay_call(gateway, call, scope, send)
         finally:
             entry.release()
 

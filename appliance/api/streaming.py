@@ -2,40 +2,37 @@
 
 import asyncio
 
-from starlette.types import Receive, Send
+from starlette.types import Scope, Send
 
 from appliance.gateway.call import Call
 from appliance.gateway.gateway import Gateway
 from appliance.gateway.reply import ReplyHead
 
-LISTEN_AFTER_SECONDS = 0.02
-"""A request that ends sooner costs no task that listens for the disconnect."""
+WATCH = "appliance.watch"
+"""
+Key of a function in an ASGI scope's `extensions`: it takes what to call when the client disconnects, or None.
+
+ASGI's own way is a task that waits for `receive`: for most requests that costs more than their limits.
+"""
 
 
-async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send) -> None:
+async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> None:
     """
     Run `Gateway.relay`, and cancel it when the client disconnects.
 
-    Unless it ends at once, a task listens for the disconnect, and ends before this returns.  The caller
-    renders what the relay raises before it has answered, like any route's error.
+    The caller renders what the relay raises before it has answered, like any route's error.
     """
     reply = AsgiReply(send)
     relaying = asyncio.current_task()
     assert relaying is not None  # noqa: S101 - a coroutine runs in a task
 
-    def leave(_listener: object) -> None:
-        if not reply.ended:
+    def leave() -> None:
+        if not reply.ended and not reply.client_left:
             reply.client_left = True
             relaying.cancel()
 
-    listener: asyncio.Future[None] | None = None
-
-    def listen() -> None:
-        nonlocal listener
-        listener = asyncio.ensure_future(_disconnected(receive))
-        listener.add_done_callback(leave)
-
-    timer = asyncio.get_running_loop().call_later(LISTEN_AFTER_SECONDS, listen)
+    watch = scope["extensions"][WATCH]
+    watch(leave)
     try:
         await gateway.relay(call, reply)
     except asyncio.CancelledError:
@@ -44,9 +41,7 @@ async def relay_call(gateway: Gateway, call: Call, receive: Receive, send: Send)
             raise
     finally:
         reply.ended = True
-        timer.cancel()
-        if listener is not None:
-            listener.cancel()
+        watch(None)
 
 
 class AsgiReply:
@@ -76,8 +71,3 @@ class AsgiReply:
 
 
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 
 from appliance.api.error_responses import render
 from appliance.api.request_middleware import DRAIN_BYTES
+from appliance.api.streaming import WATCH
 from appliance.errors import (
     ApplianceError,
     HeadTooLargeError,
@@ -133,7 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Why one of our callbacks stopped the parser; None if it stopped by itself."""
         self._running: RequestResponseCycle | None = None
         """The request being answered; `cycle` is the newest one, which may wait behind it."""
-        self._extensions: dict[str, Any] | None = None
+        self._on_disconnect: Callable[[], None] | None = None
+        self._extensions: dict[str, Any] = {WATCH: self._watch}
 
     # The connection.
 
@@ -143,7 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._since = self.loop.time()
         certificate = transport.get_extra_info("peercert")
         if certificate:
-            self._extensions = {EXTENSION: read_certificate(certificate)}
+            self._extensions[EXTENSION] = read_certificate(certificate)
         self._is_over_limit = len(self.connections) > self._settings.max_connections
         if len(self.connections) > self._settings.max_connections + SPARE_CONNECTIONS:
             transport.abort()
@@ -155,6 +157,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
+
+    def _watch(self, on_disconnect: Callable[[], None] | None) -> None:
+        """Set what is called when the client disconnects, for the request being answered; see `WATCH`."""
+        self._on_disconnect = on_disconnect
+        if on_disconnect is not None:
+            # The end of a connection that is not read is not seen.
+            self.flow.resume_reading()
+            if self._running is not None and self._running.disconnected:
+                on_disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -266,8 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._phase = Phase.HEAD
         self._since = 0.0
-        if self._extensions is not None:
-            self.scope["extensions"] = self._extensions
+        self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
         """Start the request, unless its head is refused."""

@@ -21,6 +21,7 @@ from appliance.api.http.protocol import (
     SPARE_CONNECTIONS,
     BoundedProtocol,
 )
+from appliance.api.streaming import WATCH
 from appliance.errors import ApplianceError
 from appliance.infra.read_turns import READS_PER_TURN, ReadTurns
 from appliance.infra.settings import ApiSettings
@@ -533,8 +534,51 @@ async def test_the_client_certificate_reaches_the_application(connections):
     plain.data_received(GET)
     await settle()
     first, second, third = (scope for scope, _ in connections.app.requests)
-    assert first["extensions"] == second["extensions"] == {EXTENSION: ClientCertificate(("cn:billing",))}
-    assert "extensions" not in third
+    names = [scope["extensions"].get(EXTENSION) for scope in (first, second, third)]
+    assert names == [ClientCertificate(("cn:billing",)), ClientCertificate(("cn:billing",)), None]
+
+
+async def watched(connections: Connections) -> tuple[BoundedProtocol, Wire, Callable]:
+    """A connection whose request is being answered, and what watches it."""
+    connections.app.waits.clear()
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    return connection, wire, connections.app.requests[0][0]["extensions"][WATCH]
+
+
+async def test_who_watches_the_client_is_told_once_that_it_left(connections):
+    connection, _, watch = await watched(connections)
+    left: list[str] = []
+    watch(lambda: left.append("first"))
+    watch(lambda: left.append("second"))
+    assert left == []
+    connection.connection_lost(None)
+    assert left == ["second"]
+    watch(lambda: left.append("too late"))
+    assert left == ["second", "too late"]
+
+
+async def test_who_watches_no_more_is_told_nothing(connections):
+    """Nor is a request in memory for as long as its connection waits for the next."""
+    connection, _, watch = await watched(connections)
+    left: list[str] = []
+    watch(lambda: left.append("gone"))
+    watch(None)
+    connection.connection_lost(None)
+    assert left == []
+
+
+async def test_the_end_of_a_watched_connection_is_seen_after_a_large_body(connections):
+    """Reading pauses at a large piece; the end of the connection is behind it."""
+    connections.app.reads = False
+    connections.app.waits.clear()
+    connection, wire = connections.open()
+    connection.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"a" * 100000)
+    await settle()
+    assert not wire.is_reading
+    connections.app.requests[0][0]["extensions"][WATCH](lambda: None)
+    await until(lambda: wire.is_reading)
 
 
 async def test_a_stopping_server_does_not_wait_for_refused_clients(connections):
