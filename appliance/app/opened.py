@@ -56,6 +56,7 @@ from appliance.infra.database import Database
 from appliance.infra.lease import SqlLease
 from appliance.infra.logs import Logger
 from appliance.infra.metrics import Metrics
+from appliance.infra.randomness import random_bytes
 from appliance.infra.settings import Settings
 from appliance.serving.client import WorkerClient
 from appliance.serving.plugin_client import SpeculationClient
@@ -306,7 +307,7 @@ class GatewayOpener:
 
 def new_request_id() -> str:
     """A unique id: 48 bits of time, 80 of randomness."""
-    return new_entry_id(int(WALL_CLOCK() * 1000), os.urandom(10))
+    return new_entry_id(int(WALL_CLOCK() * 1000), random_bytes(10))
 
 
 def _observe_witnesses(metrics: Metrics, witnessing: Witnessing) -> None:

@@ -14,7 +14,6 @@ process should end.
 
 import asyncio
 import math
-import secrets
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -42,6 +41,7 @@ from appliance.audit.store import AuditStore, SqlAuditStore
 from appliance.audit.writer import Writer
 from appliance.errors import AuditError, AuditUnavailableError
 from appliance.infra.lease import SqlLease
+from appliance.infra.randomness import random_bytes
 from appliance.infra.settings import AuditSettings
 
 SOLE_GATEWAY = "gateway"
@@ -109,7 +109,7 @@ class AuditLog:
         on_entry: Callable[[EntryType, AuditError | None], None] = _ignore,
         on_break: Callable[[str, str], None] = _ignore,
         kept: Collection[str] = (),
-        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+        random_bytes: Callable[[int], bytes] = random_bytes,
     ) -> AsyncIterator[Self]:
         """
         Check the stored log, end the requests that a crash left open, and write until the block ends.
