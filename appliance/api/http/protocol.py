@@ -102,6 +102,36 @@ class PacedFlow(FlowControl):
             super().resume_reading()
 
 
+class JoinedWrites:
+    """
+    The transport of one request: it sends the head of an answer of known length together with its body.
+
+    The head of a stream is not kept back, because a client or proxy may wait for it.
+    """
+
+    __slots__ = ("_cycle", "_head", "_transport", "is_closing")
+
+    def __init__(self, transport: Transport, cycle: RequestResponseCycle) -> None:
+        self._transport, self._cycle = transport, cycle
+        self._head: bytes | None = None
+        """None until the head was written; then what of it is kept back."""
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and self._cycle.response_started:  # before that it is "100 Continue"
+            whole = self._cycle.chunked_encoding is False and self._cycle.scope["method"] != "HEAD"
+            self._head, data = (data, b"") if whole else (b"", data)
+        elif self._head:
+            self._head, data = b"", self._head + data
+        if data:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self.write(b"")
+        self._transport.close()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(
         self,
@@ -316,6 +346,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - uvicorn's
         self._running = cycle
+        cycle.transport = JoinedWrites(self.transport, cycle)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _objection(self) -> ApplianceError | None:

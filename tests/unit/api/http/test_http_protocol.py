@@ -39,11 +39,13 @@ class Wire(asyncio.Transport):
     def __init__(self, **extra: Any) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2), **extra})
         self.written = b""
+        self.writes = 0
         self.ended: str | None = None
         self.is_reading = True
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.writes += 1
 
     def is_closing(self) -> bool:
         return self.ended in {"closed", "aborted"}
@@ -91,6 +93,7 @@ class App:
         self.waits = asyncio.Event()
         self.waits.set()
         self.reads = True
+        self.headers = [(b"content-length", b"2")]
 
     async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
         body, more = b"", self.reads
@@ -101,7 +104,7 @@ class App:
                 return
             body, more = body + message["body"], message["more_body"]
         self.requests.append((scope, body))
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.start", "status": 200, "headers": self.headers})
         await self.waits.wait()
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -157,6 +160,58 @@ async def test_a_request_is_answered_and_the_connection_stays_open(connections):
     assert [body for _, body in connections.app.requests] == [b"hello", b"again", b"", b""]
     assert wire.written.count(b"200 OK") == 4
     assert (wire.ended, connections.refused) == (None, [])
+
+
+async def test_an_answer_of_known_length_is_one_write(connections):
+    connections.app.waits.clear()
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    assert wire.written == b""
+    connections.app.waits.set()
+    await settle()
+    assert wire.writes == 1
+    assert wire.written.endswith(b"content-length: 2\r\n\r\nok")
+
+
+async def test_the_head_of_a_stream_is_sent_at_once(connections):
+    connections.app.waits.clear()
+    connections.app.headers = []
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    assert wire.written.endswith(b"transfer-encoding: chunked\r\n\r\n")
+
+
+async def test_an_answer_to_head_has_no_body_to_wait_for(connections):
+    connection, wire = connections.open()
+    connection.data_received(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await settle()
+    assert wire.written.endswith(b"content-length: 2\r\n\r\n")
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on_at_once(connections):
+    connection, wire = connections.open()
+    connection.data_received(POST[:-2] + b"expect: 100-continue\r\n\r\n")
+    await settle()
+    assert wire.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.data_received(b"hello")
+    await settle()
+    assert wire.written.endswith(b"\r\n\r\nok")
+
+
+async def test_a_kept_head_is_sent_if_the_body_never_comes(connections):
+    """The client sees that an answer was cut off, as it would of a stream."""
+
+    async def fail() -> None:
+        raise RuntimeError
+
+    connections.app.waits.wait = fail
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    assert wire.written.endswith(b"content-length: 2\r\n\r\n")
+    assert wire.ended == "closed"
 
 
 # Size.
@@ -374,6 +429,7 @@ async def test_a_closed_connection_makes_room_for_the_next(connections):
 async def test_malformed_bytes_after_a_request_do_not_reach_its_answer(connections, turns):
     """The connection is aborted instead, whether the answer has begun or not."""
     connections.app.waits.clear()
+    connections.app.headers = []
     connection, wire = connections.open()
     connection.data_received(GET)
     for _ in range(turns):
