@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +38,7 @@ class ApplianceProcess:
         show: Callable[[str], None] = lambda _line: None,
         module: str = "appliance",
         has_admin_listener: bool = True,
+        python: Sequence[str] = (sys.executable,),
     ) -> None:
         self.data = data
         self.key = key
@@ -52,7 +53,7 @@ class ApplianceProcess:
             make_demo_tenant(data)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", module, role, "--data", str(data)),
+                *(*python, "-m", module, role, "--data", str(data)),
                 *("--port", "0", *(("--admin-port", "0") if has_admin_listener else ()), *arguments),
             ],
             stdout=subprocess.PIPE,

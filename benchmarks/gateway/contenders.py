@@ -60,7 +60,11 @@ class NotThereError(Exception):
 
 @contextmanager
 def appliance(
-    worker: str, *, name: str = "appliance", checkout: Path = ROOT
+    worker: str,
+    *,
+    name: str = "appliance",
+    checkout: Path = ROOT,
+    python: Sequence[str] = (sys.executable,),
 ) -> Iterator[tuple[Target, ApplianceProcess]]:
     """Our own gateway: audit log strict on SQLite, keys, limits and metrics on."""
     environment = {
@@ -78,16 +82,17 @@ def appliance(
             data=Path(scratch),
             environment=environment,
             has_admin_listener=_mentions(checkout / "appliance" / "cli", "--admin-port"),
+            python=python,
         ) as process,
     ):
         yield Target(name=name, url=process.url, key=process.key, pid=process.process.pid), process
 
 
 @contextmanager
-def bare_relay(worker: str) -> Iterator[Target]:
+def bare_relay(worker: str, *, python: Sequence[str] = (sys.executable,)) -> Iterator[Target]:
     """The least that Python can do: uvicorn, and a connection to the worker; no keys, no log, no limits."""
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.gateway.bare_relay", str(port), worker]
+    command = [*python, "-m", "benchmarks.gateway.bare_relay", str(port), worker]
     with started(command, {"PYTHONPATH": str(ROOT)}, f"http://127.0.0.1:{port}/health") as pid:
         yield Target(name="bare Python relay", url=f"http://127.0.0.1:{port}", pid=pid)
 

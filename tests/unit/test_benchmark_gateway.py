@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.gateway.cases import LOADS, Found
 from benchmarks.gateway.client import Segment
+from benchmarks.gateway.instructions import total_of
 from benchmarks.gateway.profile import counts, stage_of
 
 
@@ -44,3 +45,9 @@ def test_samples_count_for_the_innermost_function_and_its_stage():
 )
 def test_the_longest_prefix_names_the_stage(file, stage):
     assert stage_of(file) == stage
+
+
+def test_instructions_are_the_total_of_a_dump():
+    dump = "version: 1\nevents: Ir\nsummary: 18446744073660459854\n\nfn=(1) main\n0 7\ntotals: 46340\n"
+    assert total_of(dump) == 46340
+    assert total_of("version: 1\nevents: Ir\n") == 0  # nothing ran
