@@ -63,21 +63,15 @@ class OutcomeRecorder:
         self._suspects = SuspectAnswers()
 
     async def record(self, exchange: Exchange) -> None:
-        """
-        Make the outcome durable; the final frame waits for this.
-
-        Entries become durable in the order of their submission, so that the outcome need not wait for an
-        intent on its way: one commit takes both.
-        """
-        if exchange.capture.is_on or exchange.intent_failed:
-            await self._audit.confirm(exchange.intent)
+        """Make the outcome durable; the final frame waits for this."""
+        # Submitted before, the outcome could become durable although the client is told of a failed intent.
+        await self._audit.confirm(exchange.intent)
         if exchange.capture.is_on:
             exchange.content = await exchange.capture.keep_answer()
         self._judge(exchange)
         exchange.summary = summarise(exchange, self._clock())
         entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.summary.fields)
         exchange.recorded = True
-        await self._audit.confirm(exchange.intent)
         await self._audit.confirm(entry)
 
     def finish(self, exchange: Exchange, reservation: Reservation) -> None:

@@ -932,7 +932,8 @@ async def test_a_disk_that_hangs_is_treated_as_a_failed_disk(serve):
         reply = await running.post(chat())
     assert (reply.status, reply.error["code"]) == (503, "audit_unavailable")
     running.store.release()
-    await running.outcome()
+    end = await running.outcome()
+    assert (end["type"], end.get("outcome")) != ("request.outcome", "completed")
 
 
 async def test_a_plain_answer_without_a_durable_outcome_is_refused(serve):
