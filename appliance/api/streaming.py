@@ -12,7 +12,7 @@ WATCH = "appliance.watch"
 """
 Key of a function in an ASGI scope's `extensions`: it takes what to call when the client disconnects, or None.
 
-ASGI's own way is a task that waits for `receive`: for most requests that costs more than their limits.
+ASGI's own way, `receive`, takes a task that waits beside each request.
 """
 
 
