@@ -73,12 +73,13 @@ class Bench:
         self._stream.change(traffic=self._traffic[cell.kind], concurrency=cell.concurrency)
 
     async def round(self, cell: Cell, number: int) -> tuple[Segment, ...]:
-        """Every mode once, under the load of the cell."""
-        window = self._plan.window(cell.kind)
-        return tuple([await self.segment(mode, window) for mode in order_of(self.modes, cell, number)])
+        """Every mode once, under the load of the cell, with the same prompts."""
+        window, first = self._plan.window(cell.kind), number * cell.concurrency
+        order = order_of(self.modes, cell, number)
+        return tuple([await self.segment(mode, window, first_prompt=first) for mode in order])
 
-    async def segment(self, mode: Mode, seconds: float) -> Segment:
-        self._stream.mark()
+    async def segment(self, mode: Mode, seconds: float, *, first_prompt: int | None = None) -> Segment:
+        self._stream.mark(first_prompt)
         switch = await self._conductor.switch(mode)
         switched = time.perf_counter()
         await asyncio.sleep(SETTLE_SECONDS)

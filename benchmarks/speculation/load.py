@@ -50,7 +50,7 @@ class Stream:
         self._traffic = traffic
         self._concurrency = concurrency
         self._max_tokens = max_tokens
-        self._numbers = count()
+        self._prompts, self._salts = count(), count()
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._start: Callable[[int], asyncio.Task[None]]
         self._began = time.perf_counter()
@@ -92,8 +92,14 @@ class Stream:
             if seat not in self._clients or self._clients[seat].done():
                 self._clients[seat] = self._start(seat)
 
-    def mark(self) -> None:
-        """Begin a segment: forget what arrived before, and begin with the first of two turns."""
+    def mark(self, first_prompt: int | None = None) -> None:
+        """
+        Begin a segment: forget what arrived before, and begin with the first of two turns.
+
+        If `first_prompt` is given, its requests have the prompts from that number on.
+        """
+        if first_prompt is not None:
+            self._prompts = count(first_prompt)
         self._began = time.perf_counter()
         self._times.clear()
         self._tokens.clear()
@@ -107,9 +113,8 @@ class Stream:
         # The first answers differ in length, or all requests would end, and begin, at once for good.
         tokens = max(1, self._max_tokens * (seat + 1) // self._concurrency)
         while seat < self._concurrency:
-            number = next(self._numbers)
-            prompt = self._traffic.at(number, time.perf_counter() - self._began)
-            salt = f"stream-{number}"
+            prompt = self._traffic.at(next(self._prompts), time.perf_counter() - self._began)
+            salt = f"stream-{next(self._salts)}"
             body = prompt.body(model=self._target.model, max_tokens=tokens, temperature=0.0, salt=salt)
             await ask(session, self._target, body, self._arrived)
             tokens = self._max_tokens

@@ -248,6 +248,8 @@ class Gateway:
 
     def __init__(self) -> None:
         self.running = self.most = self.sent = 0
+        self.asked: list[tuple[str, str]] = []
+        """Prompt and cache salt of each request."""
         self.fails = False
         self.url = ""
 
@@ -255,6 +257,7 @@ class Gateway:
         if self.fails:
             return web.Response(status=503, text="no worker")
         body = await request.json()
+        self.asked.append((body["prompt"], body["cache_salt"]))
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -303,6 +306,23 @@ async def test_every_token_is_counted_when_it_arrives(gateway):
         assert stream.tokens(0, 1e12) <= gateway.sent + 3 * 10 + 30
         assert stream.tokens(0, 1) == 0
     assert gateway.most == 3
+
+
+async def test_segments_of_a_round_have_the_same_prompts_and_no_cache_in_common(gateway):
+    target = Target(url=gateway.url, key="k", model="m")
+    prompts = tuple(Prompt(text=f"prompt {number}") for number in range(100))
+    stream = Stream(target, Traffic(prompts=prompts), concurrency=1, max_tokens=3)
+    asked: list[list[str]] = []
+    async with stream.running():
+        for _ in range(2):
+            stream.mark(40)
+            before = len(gateway.asked)
+            await until(lambda before=before: len(gateway.asked) > before + 3)
+            # The first may be one that was on its way.
+            asked.append([prompt for prompt, _ in gateway.asked[before + 1 : before + 4]])
+    assert all(set(names) <= {f"prompt {number}" for number in range(40, 44)} for names in asked)
+    assert set(asked[0]) & set(asked[1])
+    assert len({salt for _, salt in gateway.asked}) == len(gateway.asked)
 
 
 async def test_the_load_follows_a_change_of_concurrency(gateway):
@@ -480,11 +500,12 @@ async def test_the_products_monitor_runs_in_these_segments():
 
 async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
     monkeypatch.setattr("benchmarks.speculation.bench.SETTLE_SECONDS", 0.03)
-    spans = []
+    spans, firsts = [], []
 
     class FakeStream:
-        def mark(self) -> None:
+        def mark(self, first_prompt: int | None) -> None:
             spans.clear()
+            firsts.append(first_prompt)
 
         def tokens(self, begins: float, ends: float) -> int:
             spans.append((begins, ends))
@@ -498,6 +519,8 @@ async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
     measured, settled = spans
     assert settled[1] == measured[0]
     assert (first.tokens, first.settle_tokens) == (1, 2)
+    await bench.round(CELL, 3)
+    assert firsts == [0] * 4 + [3 * CELL.concurrency] * 4
     # Differences of a clock round: the last bit may be below what was slept.
     assert round(min(segment.settle_seconds for segment in found), 9) >= 0.03
     assert round(min(segment.seconds for segment in found), 9) >= 0.05
@@ -509,7 +532,7 @@ async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
 async def test_a_step_that_replays_the_prefill_is_waited_for(monkeypatch):
     monkeypatch.setattr("benchmarks.speculation.bench.SETTLE_SECONDS", 0.0)
     worker = FakeWorker()
-    stream = SimpleNamespace(mark=lambda: None, tokens=lambda _begins, _ends: 0)
+    stream = SimpleNamespace(mark=lambda _first: None, tokens=lambda _begins, _ends: 0)
     bench = Bench(await started(worker), stream, {}, Plan())
     before = worker.count
     await bench.segment(K3, 0.0)
