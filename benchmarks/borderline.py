@@ -68,7 +68,7 @@ def parse() -> Options:
 async def measure(appliance: ApplianceProcess, options: Options) -> None:
     """Search the mixture, let the monitor decide on it, and count."""
     side = await Side.connect(appliance)
-    stream = Stream(side.target, mixture(0.5), concurrency=options.concurrency, max_tokens=TOKENS)
+    stream = Stream(side.target, mixture(0.5), concurrency=options.concurrency, answer_tokens=TOKENS)
     async with stream.running():
         await search(side, stream, options)
 

@@ -157,11 +157,11 @@ async def open_bench(appliance: ApplianceProcess, plan: Plan, kinds: Sequence[Ki
     side, corpus = await Side.connect(appliance), load_corpus()
     long: tuple[Prompt, ...] = ()
     if Kind.LONG in kinds:
-        long = await long_prompts(side.target, side.max_model_len - plan.max_tokens, corpus)
+        long = await long_prompts(side.target, side.max_model_len - 2 * plan.answer_tokens, corpus)
     traffic = {kind: traffic_of(kind, corpus, turn_seconds=plan.turn_seconds, long=long) for kind in kinds}
     async with side.plugin() as client:
         conductor = await Conductor.start(client, side.worker, load_settings(environment={}).monitor)
-        stream = Stream(side.target, traffic[kinds[0]], concurrency=1, max_tokens=plan.max_tokens)
+        stream = Stream(side.target, traffic[kinds[0]], concurrency=1, answer_tokens=plan.answer_tokens)
         async with stream.running():
             yield Bench(conductor, stream, traffic, plan)
 
@@ -204,7 +204,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     usual, add = Plan(), parser.add_argument
     add("--learn", type=float, default=usual.learn, help="seconds for the monitor (default %(default)g)")
-    add("--max-tokens", type=count_of, default=usual.max_tokens, help="of each answer (default %(default)d)")
+    add("--answer-tokens", type=count_of, default=usual.answer_tokens, help="mean (default %(default)d)")
     add("--draft-tokens", type=count_of, default=usual.draft_tokens, help="largest K (default %(default)d)")
     add("--model", type=Path, default=DEMO_TARGET, help="directory of the target (default: the demo's)")
     add("--draft", type=Path, default=DEMO_DRAFT, help="directory of the draft (default: the demo's)")

@@ -25,6 +25,8 @@ from benchmarks.speculation.traffic import (
 from demo.training.corpus import Corpus
 
 REQUEST_SECONDS = 300.0
+STRIDE = 37
+"""From the length of one answer to that of the next."""
 ROUTE = "/v1/completions"
 COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 
@@ -45,11 +47,11 @@ class Target:
 class Stream:
     """Clients that keep a gateway busy without a pause while modes, traffic and concurrency change."""
 
-    def __init__(self, target: Target, traffic: Traffic, *, concurrency: int, max_tokens: int) -> None:
+    def __init__(self, target: Target, traffic: Traffic, *, concurrency: int, answer_tokens: int) -> None:
         self._target = target
         self._traffic = traffic
         self._concurrency = concurrency
-        self._max_tokens = max_tokens
+        self._answer_tokens = answer_tokens
         self._prompts, self._salts = count(), count()
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._start: Callable[[int], asyncio.Task[None]]
@@ -110,18 +112,25 @@ class Stream:
         return sum(self._tokens[first:end])
 
     async def _send_all(self, seat: int, session: aiohttp.ClientSession) -> None:
-        # The first answers differ in length, or all requests would end, and begin, at once for good.
-        tokens = max(1, self._max_tokens * (seat + 1) // self._concurrency)
         while seat < self._concurrency:
-            prompt = self._traffic.at(next(self._prompts), time.perf_counter() - self._began)
-            salt = f"stream-{next(self._salts)}"
+            number, salt = next(self._prompts), f"stream-{next(self._salts)}"
+            prompt = self._traffic.at(number, time.perf_counter() - self._began)
+            tokens = length_of(number, self._answer_tokens)
             body = prompt.body(model=self._target.model, max_tokens=tokens, temperature=0.0, salt=salt)
             await ask(session, self._target, body, self._arrived)
-            tokens = self._max_tokens
 
     def _arrived(self, tokens: int) -> None:
         self._times.append(time.perf_counter())
         self._tokens.append(tokens)
+
+
+def length_of(number: int, mean: int) -> int:
+    """
+    Tokens of an answer: between half and one and a half of the mean.
+
+    Answers of one length, once they began together, would begin and end together for good.
+    """
+    return max(1, mean // 2 + number * STRIDE % (mean + 1))
 
 
 async def ask(

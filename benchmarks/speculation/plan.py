@@ -88,7 +88,8 @@ class Plan:
     prefill takes up to half a second, have one."""
     learn: float = 20.0
     """Time the monitor has with a cell's traffic before the first round of a sitting."""
-    max_tokens: int = 96
+    answer_tokens: int = 96
+    """Mean length of an answer."""
     draft_tokens: int = 3
     """The largest K."""
 

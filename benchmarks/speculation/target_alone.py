@@ -60,7 +60,7 @@ async def speeds_of(
 ) -> dict[Cell, float]:
     side, corpus = await Side.connect(appliance), load_corpus()
     traffic = {kind: traffic_of(kind, corpus) for kind in options.kinds}
-    stream = Stream(side.target, traffic[cells[0].kind], concurrency=1, max_tokens=options.max_tokens)
+    stream = Stream(side.target, traffic[cells[0].kind], concurrency=1, answer_tokens=options.answer_tokens)
     speeds = {}
     async with stream.running():
         for cell in cells:

@@ -35,7 +35,7 @@ from benchmarks.speculation.appliances import follows, order
 from benchmarks.speculation.bench import Bench, Segment
 from benchmarks.speculation.conductor import Conductor, without
 from benchmarks.speculation.hindsight import lost_tokens, reaction_seconds, right_of
-from benchmarks.speculation.load import BenchmarkError, Stream, Target, completion_tokens
+from benchmarks.speculation.load import BenchmarkError, Stream, Target, completion_tokens, length_of
 from benchmarks.speculation.paired import Round, markdown, parse_round, settle_cost
 from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, Mode, Plan, fixed, order_of
 from benchmarks.speculation.reaction import Change, circles, parse_change, remaining
@@ -293,7 +293,7 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 def stream_to(gateway: Gateway, concurrency: int) -> Stream:
     target = Target(url=gateway.url, key="k", model="m")
-    return Stream(target, Traffic(prompts=(Prompt(text="x"),)), concurrency=concurrency, max_tokens=10)
+    return Stream(target, Traffic(prompts=(Prompt(text="x"),)), concurrency=concurrency, answer_tokens=10)
 
 
 async def test_every_token_is_counted_when_it_arrives(gateway):
@@ -302,8 +302,8 @@ async def test_every_token_is_counted_when_it_arrives(gateway):
     async with stream.running():
         await until(lambda: gateway.sent > 200)
         # To the last whole answer: what is in flight is counted in part.
-        assert gateway.sent <= stream.tokens(0, 1e12) + 30
-        assert stream.tokens(0, 1e12) <= gateway.sent + 3 * 10 + 30
+        assert gateway.sent <= stream.tokens(0, 1e12) + 45
+        assert stream.tokens(0, 1e12) <= gateway.sent + 3 * 15 + 45
         assert stream.tokens(0, 1) == 0
     assert gateway.most == 3
 
@@ -311,7 +311,7 @@ async def test_every_token_is_counted_when_it_arrives(gateway):
 async def test_segments_of_a_round_have_the_same_prompts_and_no_cache_in_common(gateway):
     target = Target(url=gateway.url, key="k", model="m")
     prompts = tuple(Prompt(text=f"prompt {number}") for number in range(100))
-    stream = Stream(target, Traffic(prompts=prompts), concurrency=1, max_tokens=3)
+    stream = Stream(target, Traffic(prompts=prompts), concurrency=1, answer_tokens=3)
     asked: list[list[str]] = []
     async with stream.running():
         for _ in range(2):
@@ -323,6 +323,14 @@ async def test_segments_of_a_round_have_the_same_prompts_and_no_cache_in_common(
     assert all(set(names) <= {f"prompt {number}" for number in range(40, 44)} for names in asked)
     assert set(asked[0]) & set(asked[1])
     assert len({salt for _, salt in gateway.asked}) == len(gateway.asked)
+
+
+def test_lengths_of_answers_differ_and_have_the_given_mean():
+    lengths = [length_of(number, 96) for number in range(97 * 3)]
+    assert (min(lengths), max(lengths)) == (48, 144)
+    assert sum(lengths) / len(lengths) == 96
+    assert len(set(lengths[:16])) == 16
+    assert min(length_of(number, 1) for number in range(9)) == 1
 
 
 async def test_the_load_follows_a_change_of_concurrency(gateway):
