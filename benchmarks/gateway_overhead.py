@@ -34,7 +34,6 @@ from benchmarks.gateway.contenders import (
 )
 from benchmarks.gateway.upstream import upstream
 from benchmarks.speculation.provenance import Provenance, provenance_of
-from demo.process import ApplianceProcess
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OTHERS = {"bare-relay": bare_relay, "nginx": nginx, "vllm-router": vllm_router, "litellm": litellm}
@@ -52,17 +51,16 @@ def main() -> None:
     )
     with ExitStack() as stack:
         worker = stack.enter_context(upstream())
-        ours, process = stack.enter_context(appliance(worker))
-        targets = [Target(name="direct", url=worker), ours]
+        targets = [Target(name="direct", url=worker), stack.enter_context(appliance(worker))]
         if options.against is not None:
-            other, _ = stack.enter_context(appliance(worker, name="other commit", checkout=options.against))
-            targets.append(other)
+            other = appliance(worker, name="other commit", checkout=options.against)
+            targets.append(stack.enter_context(other))
         for name in options.others:
             try:
                 targets.append(stack.enter_context(OTHERS[name](worker)))
             except NotThereError as error:
                 say(f"SKIPPED {name}: {error}")
-        found, grown = uvloop.run(run(options, targets, process))
+        found, grown = uvloop.run(run(options, targets))
     write(options.out, provenance, found, grown)
 
 
@@ -82,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 async def run(
-    options: argparse.Namespace, targets: Sequence[Target], process: ApplianceProcess
+    options: argparse.Namespace, targets: Sequence[Target]
 ) -> tuple[list[Found], tuple[float, float] | None]:
     """Every load, round by round, the targets in an order that alternates."""
     found: list[Found] = []
@@ -102,7 +100,7 @@ async def run(
         found += lines
     grown = None
     if options.memory_requests:
-        grown = await resident_growth(targets[1], process.process.pid, options.memory_requests)
+        grown = await resident_growth(targets[1], options.memory_requests)
         say(f"memory: {grown[0]:.1f} MB, after {options.memory_requests:,} requests {grown[1]:.1f} MB")
     return found, grown
 

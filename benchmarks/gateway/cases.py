@@ -108,9 +108,9 @@ def cpu_seconds(target: Target) -> float | None:
     return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
-async def resident_growth(target: Target, pid: int, requests: int) -> tuple[float, float]:
+async def resident_growth(target: Target, requests: int) -> tuple[float, float]:
     """Megabytes of a process before and after so many plain requests, warmed up by a fifth as many."""
-    process = psutil.Process(pid)
+    process = psutil.Process(target.pid)
     await drive(target, requests // 5, BURST_CONCURRENCY)
     before = process.memory_info().rss
     await drive(target, requests, BURST_CONCURRENCY)

@@ -65,7 +65,7 @@ def appliance(
     name: str = "appliance",
     checkout: Path = ROOT,
     python: Sequence[str] = (sys.executable,),
-) -> Iterator[tuple[Target, ApplianceProcess]]:
+) -> Iterator[Target]:
     """Our own gateway: audit log strict on SQLite, keys, limits and metrics on."""
     environment = {
         "PYTHONPATH": str(checkout.resolve()),
@@ -85,7 +85,7 @@ def appliance(
             python=python,
         ) as process,
     ):
-        yield Target(name=name, url=process.url, key=process.key, pid=process.process.pid), process
+        yield Target(name=name, url=process.url, key=process.key, pid=process.process.pid)
 
 
 @contextmanager

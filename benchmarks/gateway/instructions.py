@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ import uvloop
 
 from benchmarks.audit.figures import markdown
 from benchmarks.gateway.client import Target, drive
-from benchmarks.gateway.contenders import ROOT, appliance, bare_relay
+from benchmarks.gateway.contenders import appliance, bare_relay
 from benchmarks.gateway.profile import CONCURRENCY
 from benchmarks.gateway.upstream import upstream
 from benchmarks.speculation.provenance import RESULTS, provenance_of
@@ -42,10 +42,10 @@ def main() -> None:
     provenance = provenance_of(command, model="", draft="")
     starts: dict[str, Start] = {
         "bare Python relay": bare_relay,
-        f"this gateway, {provenance.source}": _gateway,
+        f"this gateway, {provenance.source}": appliance,
     }
     if options.against is not None:
-        starts["the other commit"] = partial(_gateway, checkout=options.against)
+        starts["the other commit"] = partial(appliance, checkout=options.against)
     rows = []
     for name, start in starts.items():
         rows.append((name, *(f"{each / 1000:.0f}" for each in counted(start, options.requests))))
@@ -57,12 +57,6 @@ def main() -> None:
     )
     options.out.write_text(text, encoding="utf-8")
     print(f"{text}\nwrote {options.out}")
-
-
-@contextmanager
-def _gateway(worker: str, *, python: Sequence[str], checkout: Path = ROOT) -> Iterator[Target]:
-    with appliance(worker, python=python, checkout=checkout) as (target, _process):
-        yield target
 
 
 class Start(Protocol):

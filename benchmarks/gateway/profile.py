@@ -72,7 +72,7 @@ def profile(concurrency: int, requests: int, checkout: Path) -> str:
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
         upstream() as worker,
-        appliance(worker, checkout=checkout) as (target, _process),
+        appliance(worker, checkout=checkout) as target,
     ):
         uvloop.run(drive(target, WARM_UP, concurrency))
         before = cpu_seconds(target) or 0.0
