@@ -1,6 +1,7 @@
 """Sends a relayed answer over ASGI, and cancels the relay when the client disconnects."""
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Scope, Send
 
@@ -12,8 +13,9 @@ WATCH = "appliance.watch"
 """
 Key of a function in an ASGI scope's `extensions`: it takes what to call when the client disconnects, or None.
 
-ASGI's own way, `receive`, takes a task that waits beside each request.
+ASGI's own way, `receive`, takes a task that waits beside each request.  Other servers than ours have none.
 """
+Watch = Callable[[Callable[[], None] | None], None]
 
 
 async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> None:
@@ -31,7 +33,7 @@ async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> 
             reply.client_left = True
             relaying.cancel()
 
-    watch = scope["extensions"][WATCH]
+    watch: Watch = scope.get("extensions", {}).get(WATCH, _watch_nothing)
     watch(leave)
     try:
         await gateway.relay(call, reply)
@@ -42,6 +44,10 @@ async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> 
     finally:
         reply.ended = True
         watch(None)
+
+
+def _watch_nothing(_on_disconnect: Callable[[], None] | None) -> None:
+    """Never tell of a disconnect."""
 
 
 class AsgiReply:
