@@ -74,6 +74,8 @@ def appliance(
         "APPLIANCE_LOG__LEVEL": "warning",
         # The upstream has room for every request: none waits in the queue.
         "APPLIANCE_ADMISSION__WORKER_REQUESTS": "4096",
+        # Under valgrind a commit takes seconds.
+        "APPLIANCE_AUDIT__APPEND_TIMEOUT_SECONDS": "120",
     }
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
