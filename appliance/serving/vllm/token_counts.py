@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-ENDING_SECONDS = 2.0
-"""Maximum time that a reader waits for a request to end: vLLM aborts one soon after its client left."""
+ENDING_SECONDS = 8.0
+"""
+Maximum time that a reader waits for a request to end: vLLM aborts one after the step in which its client left,
+which may hold long prompts.  Less than the gateway waits for the answer.
+"""
 KEPT = 1024
 """Counts of ended requests that wait for their gateway to read them."""
 MAX_LIVE = 256
