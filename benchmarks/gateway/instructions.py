@@ -45,7 +45,9 @@ def main() -> None:
         f"this gateway, {provenance.source}": appliance,
     }
     if options.against is not None:
-        starts["the other commit"] = partial(appliance, checkout=options.against)
+        git = ("git", "-C", str(options.against), "rev-parse", "--short", "HEAD")
+        other = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+        starts[f"commit {other}"] = partial(appliance, checkout=options.against)
     rows = []
     for name, start in starts.items():
         rows.append((name, *(f"{each / 1000:.0f}" for each in counted(start, options.requests))))
