@@ -14,8 +14,8 @@ from typing import Any
 
 ENDING_SECONDS = 8.0
 """
-Maximum time that a reader waits for a request to end: vLLM aborts one after the step in which its client left,
-which may hold long prompts.  Less than the gateway waits for the answer.
+Maximum time that a reader waits for a request to end: vLLM aborts one after the step in which its client
+left, which may hold long prompts.  Less than the gateway waits for the answer.
 """
 KEPT = 1024
 """Counts of ended requests that wait for their gateway to read them."""
