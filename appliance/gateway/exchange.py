@@ -50,8 +50,7 @@ class Exchange:
     suspicion: Suspicion | None = None
     outcome: Outcome | None = None
     status: int = 0
-    recorded: bool = False  # whether the outcome's entry was submitted
-    summary: "RequestSummary | None" = None  # what that entry has
+    summary: "RequestSummary | None" = None  # of the outcome's entry, once that was submitted
 
     def end(self, outcome: Outcome, status: int) -> None:
         """Set how the request ended, unless that is set already."""
@@ -64,6 +63,11 @@ class Exchange:
         if spec.outcome is Outcome.GATEWAY_FAILED:
             self.outcome = None
         self.end(spec.outcome, spec.status)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the outcome's entry was submitted."""
+        return self.summary is not None
 
     @property
     def intent_failed(self) -> bool:

@@ -69,9 +69,9 @@ class OutcomeRecorder:
         if exchange.capture.is_on:
             exchange.content = await exchange.capture.keep_answer()
         self._judge(exchange)
-        exchange.summary = summarise(exchange, self._clock())
-        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **exchange.summary.fields)
-        exchange.recorded = True
+        summary = summarise(exchange, self._clock())
+        entry = self._audit.submit(EntryType.REQUEST_OUTCOME, **summary.fields)
+        exchange.summary = summary
         await self._audit.confirm(entry)
 
     def finish(self, exchange: Exchange, reservation: Reservation) -> None:
