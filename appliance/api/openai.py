@@ -151,8 +151,6 @@ def _priority(headers: Sequence[tuple[bytes, bytes]], own: PriorityClass) -> Pri
 
 def _choice(headers: Sequence[tuple[bytes, bytes]], name: str, usual: str, *others: str) -> str:
     """The value of one of our headers; repeated ones must agree."""
-    if not headers:
-        return usual
     wanted = name.lower().encode()
     values = {value.strip().lower().decode("latin-1") for given, value in headers if given == wanted}
     if not values:
