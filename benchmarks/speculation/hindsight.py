@@ -2,9 +2,11 @@
 How soon a table is right after a change of traffic, judged by speeds that were measured for each fixed K.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
+from statistics import median
 
+from appliance.drafts.evaluation.intervals import median_ratio
 from benchmarks.speculation.verdicts import GOAL
 
 HOLD_SECONDS = 5.0
@@ -12,17 +14,26 @@ HOLD_SECONDS = 5.0
 
 Speeds = Mapping[int, float]
 """Tokens per second by K."""
+Rounds = Mapping[int, Sequence[float]]
+"""The same of each of some rounds."""
 Trace = Sequence[tuple[float, int]]
 """Seconds after the change, and K from then on; the first at 0, in order."""
 
 
-def right_of(speeds: Speeds) -> frozenset[int]:
-    """Every K that is at most 5 % slower than the best."""
-    return frozenset(k for k, speed in speeds.items() if speed >= GOAL * max(speeds.values()))
+def medians_of(rounds: Rounds) -> Speeds:
+    return {k: median(speeds) for k, speeds in rounds.items()}
+
+
+def right_of(rounds: Rounds) -> tuple[int, ...]:
+    """Every K that the rounds do not show to be more than 5 % slower than the best."""
+    best = max(rounds.values(), key=median)
+    return tuple(
+        k for k, speeds in rounds.items() if median_ratio(list(zip(speeds, best, strict=True))).high >= GOAL
+    )
 
 
 def reaction_seconds(
-    trace: Trace, right: frozenset[int], ended: float, hold: float = HOLD_SECONDS
+    trace: Trace, right: Collection[int], ended: float, hold: float = HOLD_SECONDS
 ) -> float | None:
     """Seconds from the change until K is right for at least `hold`; None if it was not before `ended`."""
     since: float | None = None

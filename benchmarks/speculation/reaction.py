@@ -11,12 +11,12 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import uvloop
@@ -35,13 +35,15 @@ from benchmarks.speculation.bench import (
 )
 from benchmarks.speculation.hindsight import (
     HOLD_SECONDS,
+    Rounds,
     Speeds,
     Trace,
     lost_tokens,
+    medians_of,
     reaction_seconds,
     right_of,
 )
-from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, parse_cell
+from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, fixed, parse_cell
 from benchmarks.speculation.provenance import RESULTS, provenance_of
 from benchmarks.speculation.records import Records, table
 from demo.process import ApplianceProcess
@@ -63,6 +65,8 @@ class Change:
     """Of the table at the batch size of `after`; its last entry is the end."""
     speeds: Speeds
     """Tokens per second of each fixed K under `after`, in this sitting."""
+    right: Sequence[int]
+    """The K that were right for `after`."""
     was_right: bool
     """Whether the table was right for `before` when traffic changed; if not, the change does not count."""
     commit: str
@@ -70,7 +74,7 @@ class Change:
 
     @property
     def seconds(self) -> float | None:
-        return reaction_seconds(self.trace, right_of(self.speeds), self.trace[-1][0])
+        return reaction_seconds(self.trace, self.right, self.trace[-1][0])
 
     @property
     def lost(self) -> float:
@@ -90,7 +94,7 @@ def parse_change(row: Mapping[str, Any]) -> Change:
         after=parse_cell(row["after"]),
         trace=[(at, k) for at, k in row["trace"]],
         speeds={int(k): speed for k, speed in row["speeds"].items()},
-        **{name: row[name] for name in ("was_right", "commit", "sitting")},
+        **{name: row[name] for name in ("right", "was_right", "commit", "sitting")},
     )
 
 
@@ -137,19 +141,21 @@ async def measure(
         for course in courses(options.concurrency):
             if not remaining(records, course, options.repeats):
                 continue
-            speeds = {cell: await speeds_of(bench, cell, options.rounds) for cell in dict.fromkeys(course)}
+            rounds = {cell: await rounds_of(bench, cell, options.rounds) for cell in dict.fromkeys(course)}
+            right = {cell: right_of(found) for cell, found in rounds.items()}
             while remaining(records, course, options.repeats) and time.monotonic() < ends:
                 bench.load(course[0])
                 await bench.segment(ADAPTIVE, options.learn)
                 for before, after in pairwise(course):
-                    until = settled(right_of(speeds[after]))
+                    until = settled(right[after])
                     k_before, trace = await bench.follow(before, after, options.limit, until)
                     found = Change(
                         before=before,
                         after=after,
                         trace=trace,
-                        speeds=speeds[after],
-                        was_right=k_before in right_of(speeds[before]),
+                        speeds=medians_of(rounds[after]),
+                        right=right[after],
+                        was_right=k_before in right[before],
                         commit=commit,
                         sitting=sitting,
                     )
@@ -157,19 +163,22 @@ async def measure(
                     say(f"{name_of(before, after)}: {_seconds(found.seconds)}, {found.lost:.0f} tokens lost")
 
 
-def settled(right: frozenset[int]) -> Callable[[Trace, float], bool]:
+def settled(right: Collection[int]) -> Callable[[Trace, float], bool]:
     """Whether a change has been followed long enough."""
     return lambda trace, now: reaction_seconds(trace, right, now, SETTLED_SECONDS) is not None
 
 
-async def speeds_of(bench: Bench, cell: Cell, rounds: int) -> Speeds:
-    """Tokens per second of each fixed K: medians over rounds in random order."""
+async def rounds_of(bench: Bench, cell: Cell, count: int) -> Rounds:
+    """Tokens per second of each fixed K, in rounds of random order."""
     bench.load(cell)
-    measured = [segment for number in range(rounds) for segment in await bench.round(cell, number)]
-    names = {mode.name: mode.draft_tokens for mode in bench.modes if mode.draft_tokens is not None}
-    speeds = {k: median(each.speed for each in measured if each.mode == name) for name, k in names.items()}
-    say(f"{cell.name}: " + ", ".join(f"K={k} {speed:.0f}" for k, speed in speeds.items()) + " tokens/s")
-    return speeds
+    measured = [
+        {each.mode: each.speed for each in await bench.round(cell, number)} for number in range(count)
+    ]
+    ks = [mode.draft_tokens for mode in bench.modes if mode.draft_tokens is not None]
+    rounds = {k: [speeds[fixed(k).name] for speeds in measured] for k in ks}
+    found = ", ".join(f"K={k} {speed:.0f}" for k, speed in medians_of(rounds).items())
+    say(f"{cell.name}: {found} tokens/s; right: {', '.join(map(str, right_of(rounds)))}")
+    return rounds
 
 
 def remaining(records: Records[Change], course: Sequence[Cell], repeats: int) -> bool:
@@ -190,8 +199,9 @@ def markdown(head: Mapping[str, Any], changes: Sequence[Change]) -> str:
         f"- commit {commits}; {len({each.sitting for each in changes})} starts of the processes",
         "",
         "The time from a change of traffic until the draft-token table is right at the batch size in use and",
-        f"stays so for {HOLD_SECONDS:g} s.  Right is every K within 5 % of the best fixed one, by speeds",
-        "measured under that load in the same process, from which the monitor learns nothing.  Tokens lost:",
+        f"stays so for {HOLD_SECONDS:g} s.  Right is every K that is not shown (95 %) to be over 5 % slower",
+        "than the best fixed one, by rounds measured under that load in the same process, from which the",
+        "monitor learns nothing.  Tokens lost:",
         "what the best K would have given more until then, by the same speeds.  At stake: how much faster",
         "the best K is than the one in force at the change.  A change counts if the table was right before.",
         "",
@@ -235,7 +245,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add(
         "--limit", type=float, default=60.0, help="seconds a change is followed at most (default %(default)g)"
     )
-    add("--rounds", type=count_of, default=8, help="that measure each fixed K first (default %(default)d)")
+    add("--rounds", type=count_of, default=16, help="that measure each fixed K first (default %(default)d)")
     add_options(parser)
     return parser.parse_args(arguments)
 

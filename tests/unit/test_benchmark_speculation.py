@@ -34,7 +34,7 @@ from benchmarks.speculation import reaction, target_alone
 from benchmarks.speculation.appliances import follows, order
 from benchmarks.speculation.bench import Bench, Segment
 from benchmarks.speculation.conductor import Conductor, without
-from benchmarks.speculation.hindsight import lost_tokens, reaction_seconds, right_of
+from benchmarks.speculation.hindsight import lost_tokens, medians_of, reaction_seconds, right_of
 from benchmarks.speculation.load import BenchmarkError, Stream, Target, completion_tokens, length_of
 from benchmarks.speculation.paired import Round, markdown, parse_round, settle_cost
 from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, Mode, Plan, fixed, order_of
@@ -162,9 +162,12 @@ def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(values: li
 SPEEDS = {0: 100.0, 1: 96.0, 3: 70.0}
 
 
-def test_every_choice_within_five_percent_is_right():
-    assert right_of(SPEEDS) == {0, 1}
-    assert right_of({0: 100.0, 3: 150.0}) == {3}
+def test_every_choice_that_is_not_shown_to_lose_five_percent_is_right():
+    rounds = {k: [speed] * 16 for k, speed in SPEEDS.items()}
+    assert (right_of(rounds), medians_of(rounds)) == ((0, 1), SPEEDS)
+    assert right_of({0: [100.0] * 16, 3: [150.0] * 16}) == (3,)
+    varied = {0: [100.0, 80.0] * 8, 1: [91.0, 87.0] * 8, 2: [85.0, 65.0] * 8, 3: [120.0, 80.0] * 8}
+    assert right_of(varied) == (0, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_every_choice_within_five_percent_is_right():
     ],
 )
 def test_a_reaction_ends_when_the_table_is_right_and_stays_so(trace, ended, seconds):
-    assert reaction_seconds(trace, right_of(SPEEDS), ended) == seconds
+    assert reaction_seconds(trace, {0, 1}, ended) == seconds
 
 
 def test_tokens_are_lost_by_the_choice_in_force_until_it_is_right():
@@ -647,6 +650,7 @@ def change(at: float | None, *, was_right: bool = True) -> Change:
         after=NOISE,
         trace=trace,
         speeds={0: 100.0, 3: 80.0},
+        right=[0],
         was_right=was_right,
         commit="abc1234",
         sitting="monday",
