@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.types import Scope, Send
 
@@ -9,13 +10,18 @@ from appliance.gateway.call import Call
 from appliance.gateway.gateway import Gateway
 from appliance.gateway.reply import ReplyHead
 
-WATCH = "appliance.watch"
-"""
-Key of a function in an ASGI scope's `extensions`: it takes what to call when the client disconnects, or None.
+CONNECTION = "appliance.connection"
+"""Key of the request's `Connection` in an ASGI scope's `extensions`; other servers than ours have none."""
 
-ASGI's own way, `receive`, takes a task that waits beside each request.  Other servers than ours have none.
-"""
-Watch = Callable[[Callable[[], None] | None], None]
+
+class Connection(Protocol):
+    """What a relay needs of a connection and ASGI has not, or only with a task for each request or frame."""
+
+    def watch(self, on_disconnect: Callable[[], None] | None) -> None:
+        """Set what is called when the client disconnects."""
+
+    def write_now(self, data: bytes) -> bool:
+        """Send a part of a stream's body; False if it has to be sent by ASGI's `send`, which may wait."""
 
 
 async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> None:
@@ -24,7 +30,8 @@ async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> 
 
     The caller renders what the relay raises before it has answered, like any route's error.
     """
-    reply = AsgiReply(send)
+    connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    reply = AsgiReply(send, connection)
     relaying = asyncio.current_task()
     assert relaying is not None  # noqa: S101 - a coroutine runs in a task
 
@@ -33,8 +40,8 @@ async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> 
             reply.client_left = True
             relaying.cancel()
 
-    watch: Watch = scope.get("extensions", {}).get(WATCH, _watch_nothing)
-    watch(leave)
+    if connection is not None:
+        connection.watch(leave)
     try:
         await gateway.relay(call, reply)
     except asyncio.CancelledError:
@@ -43,18 +50,16 @@ async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> 
             raise
     finally:
         reply.ended = True
-        watch(None)
-
-
-def _watch_nothing(_on_disconnect: Callable[[], None] | None) -> None:
-    """Never tell of a disconnect."""
+        if connection is not None:
+            connection.watch(None)
 
 
 class AsgiReply:
     """`appliance.gateway.reply.ReplySink` on an ASGI send callable."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, connection: Connection | None = None) -> None:
         self._send = send
+        self._connection = connection
         self.client_left = False
         self.ended = False
         """Whether the client has the whole answer, so that its disconnect means nothing."""
@@ -70,6 +75,9 @@ class AsgiReply:
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def write_now(self, data: bytes) -> bool:
+        return self._connection is not None and self._connection.write_now(data)
 
     async def end(self, data: bytes) -> None:
         self.ended = True

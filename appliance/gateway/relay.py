@@ -88,21 +88,24 @@ class Relay:
         await reply.end(body)
 
     async def _relay_frames(self, exchange: Exchange, answer: WorkerConnection, reply: ReplySink) -> None:
-        """Relay whole frames as they arrive; hold back those that end the stream."""
-        buffer, final, done = sse.FrameBuffer(), b"", False
+        """
+        Relay whole frames as they arrive; hold back those that end the stream.
+
+        Most pass at once, and only what has to be parsed or waited for wakes this task.
+        """
+        passing, final, done = _Passing(exchange, reply, self._clock), b"", False
         call, dialect = exchange.call, exchange.call.endpoint.dialect
-        observe, count_pieces = exchange.capture.observe, exchange.gaps.observe
 
         async def keep_alive() -> None:
-            observe(sse.KEEP_ALIVE)
+            exchange.capture.observe(sse.KEEP_ALIVE)
             await reply.write(sse.KEEP_ALIVE)
 
         while not done:
-            read = await self._timeouts.read(answer, keep_alive)
+            read = await self._timeouts.read(answer, keep_alive, passing.take)
             if not read:
                 message = "The worker broke off before it had finished; the answer so far is incomplete."
                 raise WorkerFailedError(message)
-            frames = buffer.feed(read)
+            frames = passing.buffer.feed(read)
             if dialect.needs_care(frames):
                 found = dialect.sort(
                     sse.split_frames(frames),
@@ -115,15 +118,9 @@ class Relay:
                 if found.has_failed:
                     exchange.end(Outcome.WORKER_FAILED, HTTPStatus.BAD_GATEWAY)
             if frames:
-                observe(frames)
-                await reply.write(frames)
-                # After the write: the rest is for the record, and the client need not wait for it.
-                exchange.last_frames = frames
-                if pieces := dialect.count_pieces(frames):
-                    count_pieces(pieces, self._clock())
-                exchange.finish_reason = dialect.finish_reason(frames) or exchange.finish_reason
+                await passing.send(frames)
         exchange.end(Outcome.COMPLETED, answer.status)
-        observe(final)
+        exchange.capture.observe(final)
         await self._outcomes.record(exchange)
         await reply.end(final)
 
@@ -173,6 +170,41 @@ class Relay:
         if status >= CLIENT_ERROR:
             headers["x-should-retry"] = _should_retry(status)
         await reply.start(ReplyHead(status=status, content_type=content_type, length=length, headers=headers))
+
+
+class _Passing:
+    """Passes the frames of one stream to its client, and notes about them what the record needs."""
+
+    def __init__(self, exchange: Exchange, reply: ReplySink, clock: Callable[[], float]) -> None:
+        self.buffer = sse.FrameBuffer()
+        self._exchange, self._reply, self._clock = exchange, reply, clock
+        self._dialect = exchange.call.endpoint.dialect
+
+    def take(self, read: bytes) -> bool:
+        """Pass what need not be parsed, if the client takes it at once; else leave all as it was."""
+        rest = self.buffer.rest
+        frames = self.buffer.feed(read)
+        if not frames:
+            return True
+        if self._dialect.needs_care(frames) or not self._reply.write_now(frames):
+            self.buffer.rest = rest
+            return False
+        self._exchange.capture.observe(frames)
+        self._note(frames)
+        return True
+
+    async def send(self, frames: bytes) -> None:
+        self._exchange.capture.observe(frames)
+        await self._reply.write(frames)
+        self._note(frames)
+
+    def _note(self, frames: bytes) -> None:
+        # After the write: the client need not wait for it.
+        exchange = self._exchange
+        exchange.last_frames = frames
+        if pieces := self._dialect.count_pieces(frames):
+            exchange.gaps.observe(pieces, self._clock())
+        exchange.finish_reason = self._dialect.finish_reason(frames) or exchange.finish_reason
 
 
 def _error_frame(exchange: Exchange, message: str, code: str) -> bytes:

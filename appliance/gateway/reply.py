@@ -21,5 +21,8 @@ class ReplySink(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
+    def write_now(self, data: bytes) -> bool:
+        """Write without waiting; False if that is not possible, and nothing was written."""
+
     async def end(self, data: bytes) -> None:
         """Send the last part of the body; the client waits for nothing after it."""

@@ -23,7 +23,7 @@ from appliance.errors import (
     WorkerUnreachableError,
 )
 from appliance.infra.read_turns import ReadTurns
-from appliance.serving.connection import Piece, WorkerConnection
+from appliance.serving.connection import PassOn, Piece, WorkerConnection
 from appliance.serving.usage import parse_answer, parse_usage
 from appliance.serving.worker import ServedModel, Worker
 from appliance.serving.worker_protocol import LEAVING_HEADER
@@ -55,13 +55,19 @@ class ReadTimeouts:
     """Silence after which the client is sent a keep-alive."""
     silence_seconds: float
 
-    async def read(self, answer: WorkerConnection, keep_alive: Callable[[], Awaitable[None]]) -> bytes:
-        """One network read, empty at the end; raises WorkerTimeoutError if the worker was silent too long."""
+    async def read(
+        self, answer: WorkerConnection, keep_alive: Callable[[], Awaitable[None]], pass_on: PassOn
+    ) -> bytes:
+        """
+        What `pass_on` does not take, empty at the end.
+
+        Raises WorkerTimeoutError if the worker was silent too long.
+        """
         silent = 0.0
         step = min(self.keep_alive_seconds, self.silence_seconds)
         while True:
             try:
-                return await answer.read(step)
+                return await answer.read(step, pass_on)
             except TimeoutError as error:
                 silent += step
                 if silent >= self.silence_seconds:

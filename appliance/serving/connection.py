@@ -10,7 +10,7 @@ again in its turn, once they are taken: many full sockets would fill a turn of t
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import httptools
@@ -24,6 +24,8 @@ MAX_HEAD_BYTES = 2**16
 JOINED_BYTES = 2**16
 """Up to here joining a request is cheaper than sending its pieces."""
 Piece = bytes | memoryview
+PassOn = Callable[[bytes], bool]
+"""Takes what has arrived within the event loop's callback; False leaves it for the reader."""
 _INFORMATIONAL = 200
 _LEAVING = LEAVING_HEADER.encode()
 
@@ -35,8 +37,9 @@ class WorkerConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._wait_until = 0.0
+        self._wait_until = self._wait_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._pass_on: PassOn | None = None
         self._lost: str | None = None
         self.idle_since = 0.0
         """By the loop's clock."""
@@ -76,17 +79,39 @@ class WorkerConnection(asyncio.Protocol):
             self._refuse_if_lost("could not be reached")
             await self._wait(seconds)
 
-    async def read(self, seconds: float) -> bytes:
+    async def read(self, seconds: float, pass_on: PassOn | None = None) -> bytes:
         """
         Bytes of the body that have arrived, empty at the end; raises TimeoutError, and may be called again.
+
+        While this waits, `pass_on` is offered what arrives before the end: waking a task costs more.
         """
-        while not self._parts and not self.is_complete:
-            self._refuse_if_lost("broke off")
-            if self._is_paused:
-                self._read_on()
-            await self._wait(seconds)
+        self._pass_on = pass_on
+        try:
+            while not self._parts and not self.is_complete:
+                self._refuse_if_lost("broke off")
+                if self._is_paused:
+                    self._read_on()
+                await self._wait(seconds)
+        finally:
+            self._pass_on = None
+        return self._take()
+
+    def _take(self) -> bytes:
         parts, self._parts, self._unread = self._parts, [], 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _has_passed(self) -> bool:
+        """Whether what has arrived was passed on, so that the reader can wait longer."""
+        if self._pass_on is None or not self._parts or self.is_complete or self._lost is not None:
+            return False
+        read = self._take()
+        if self._pass_on(read):
+            self._wait_until = self._loop.time() + self._wait_seconds
+            if self._is_paused:
+                self._read_on()
+            return True
+        self._parts, self._unread = [read], len(read)
+        return False
 
     async def peek(self, seconds: float) -> bytes:
         """The whole of a short body, or its beginning; `read` returns it again."""
@@ -133,7 +158,7 @@ class WorkerConnection(asyncio.Protocol):
     async def _wait(self, seconds: float) -> None:
         self._waiter = self._loop.create_future()
         # One timer for many waits: when it fires it checks whether there was a later one.
-        self._wait_until = self._loop.time() + seconds
+        self._wait_seconds, self._wait_until = seconds, self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._wait_until:
             if self._timer is not None:
                 self._timer.cancel()
@@ -169,7 +194,8 @@ class WorkerConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._lose("what it sent is not HTTP")
-        self._wake()
+        if not self._has_passed():
+            self._wake()
 
     def eof_received(self) -> None:
         """The end of the connection is the end of an answer without a length."""

@@ -20,24 +20,20 @@ class FrameBuffer:
     """Holds back the part of a frame that has not arrived yet."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""
 
     def feed(self, read: bytes) -> bytes:
         """All whole frames so far as one run of bytes, each with its blank line."""
-        held = self._rest + read if self._rest else read
+        held = self.rest + read if self.rest else read
         end = held.rfind(SEPARATOR)
         if end < 0:
-            self._rest = held
+            self.rest = held
             return b""
         end += len(SEPARATOR)
         # In an odd run of newlines the last one belongs to the next frame, wherever a read ends.
         end -= (end - len(held[:end].rstrip(b"\n"))) % len(SEPARATOR)
-        self._rest = held[end:]
+        self.rest = held[end:]
         return held[:end]
-
-    @property
-    def rest(self) -> bytes:
-        return self._rest
 
 
 def split_frames(frames: bytes) -> list[bytes]:

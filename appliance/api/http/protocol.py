@@ -26,7 +26,7 @@ from uvicorn.server import ServerState
 
 from appliance.api.error_responses import render
 from appliance.api.request_middleware import DRAIN_BYTES
-from appliance.api.streaming import WATCH
+from appliance.api.streaming import CONNECTION
 from appliance.errors import (
     ApplianceError,
     HeadTooLargeError,
@@ -165,7 +165,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         """The request being answered; `cycle` is the newest one, which may wait behind it."""
         self._on_disconnect: Callable[[], None] | None = None
-        self._extensions: dict[str, Any] = {WATCH: self._watch}
+        self._extensions: dict[str, Any] = {CONNECTION: self}
 
     # The connection.
 
@@ -190,8 +190,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._on_disconnect is not None:
             self._on_disconnect()
 
-    def _watch(self, on_disconnect: Callable[[], None] | None) -> None:
-        """Set what is called when the client disconnects, for the request being answered; see `WATCH`."""
+    # `appliance.api.streaming.Connection`, for the request being answered.
+
+    def write_now(self, data: bytes) -> bool:
+        running = self._running
+        if running is None or not running.chunked_encoding or running.response_complete:
+            return False
+        if running.disconnected or self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def watch(self, on_disconnect: Callable[[], None] | None) -> None:
         self._on_disconnect = on_disconnect
         if on_disconnect is not None:
             # The end of a connection that is not read is not seen.

@@ -33,6 +33,10 @@ class CollectedReply:
     async def write(self, data: bytes) -> None:
         self._pieces.append(data)
 
+    def write_now(self, data: bytes) -> bool:
+        self._pieces.append(data)
+        return True
+
     async def end(self, data: bytes) -> None:
         self._pieces.append(data)
 

@@ -211,3 +211,70 @@ async def test_read_timeout_does_not_end_the_answer():
     assert await connection.read(0.01) == b"hel"
     asyncio.get_running_loop().call_later(0.02, connection.data_received, b"lo")
     assert await connection.read(5) == b"lo"
+
+
+async def test_what_arrives_while_a_reader_waits_is_passed_on_without_waking_it():
+    """What is refused is read, in order with what came before the reader could take it."""
+    connection, _ = _asked()
+    connection.data_received(LARGE_HEAD + b"first")
+    await connection.read_head(5)
+    passed: list[bytes] = []
+
+    def pass_on(read: bytes) -> bool:
+        if b"!" in read:
+            return False
+        passed.append(read)
+        return True
+
+    assert await connection.read(5, pass_on) == b"first"
+    connection.data_received(b"nobody waits ")
+    assert await connection.read(5, pass_on) == b"nobody waits "
+    reading = asyncio.ensure_future(connection.read(5, pass_on))
+    await asyncio.sleep(0)
+    for piece in (b"a", b"b"):
+        connection.data_received(piece)
+        await asyncio.sleep(0)
+    assert (passed, reading.done()) == ([b"a", b"b"], False)
+    connection.data_received(b"stop!")
+    connection.data_received(b" c")
+    assert await reading == b"stop! c"
+    assert passed == [b"a", b"b"]
+
+
+async def test_the_end_of_an_answer_is_left_to_its_reader():
+    connection, _ = _asked()
+    connection.data_received(CHUNKED[:-12])
+    await connection.read_head(5)
+    passed: list[bytes] = []
+    reading = asyncio.ensure_future(connection.read(5, lambda read: not passed.append(read)))
+    await asyncio.sleep(0)
+    assert await reading == b"hel"
+    reading = asyncio.ensure_future(connection.read(5, lambda read: not passed.append(read)))
+    await asyncio.sleep(0)
+    connection.data_received(CHUNKED[-12:])
+    assert await reading == b"lo"
+    assert connection.is_complete
+    assert passed == []
+
+
+async def test_a_reader_waits_for_silence_after_what_was_passed_on():
+    connection, _ = _asked()
+    connection.data_received(LARGE_HEAD)
+    await connection.read_head(5)
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    for at in (0.04, 0.08, 0.12):
+        loop.call_at(began + at, connection.data_received, b"x")
+    with pytest.raises(TimeoutError):
+        await connection.read(0.1, lambda _read: True)
+    assert loop.time() - began >= 0.2
+
+
+async def test_a_socket_that_was_paused_is_read_on_after_much_was_passed_on():
+    connection, transport = _asked()
+    connection.data_received(LARGE_HEAD)
+    await connection.read_head(5)
+    reading = asyncio.ensure_future(connection.read(5, lambda _read: True))
+    await asyncio.sleep(0)
+    connection.data_received(b"x" * (MAX_UNREAD_BYTES + 1))
+    await until(lambda: transport.reads)
+    reading.cancel()

@@ -21,7 +21,7 @@ from appliance.api.http.protocol import (
     SPARE_CONNECTIONS,
     BoundedProtocol,
 )
-from appliance.api.streaming import WATCH
+from appliance.api.streaming import CONNECTION
 from appliance.errors import ApplianceError
 from appliance.infra.read_turns import READS_PER_TURN, ReadTurns
 from appliance.infra.settings import ApiSettings
@@ -591,9 +591,9 @@ async def test_the_client_certificate_reaches_the_application(connections):
     await settle()
     first, second, third = (scope for scope, _ in connections.app.requests)
     assert first["extensions"] == second["extensions"]
-    assert first["extensions"].keys() == {WATCH, EXTENSION}
+    assert first["extensions"].keys() == {CONNECTION, EXTENSION}
     assert first["extensions"][EXTENSION] == ClientCertificate(("cn:billing",))
-    assert third["extensions"].keys() == {WATCH}
+    assert third["extensions"].keys() == {CONNECTION}
 
 
 async def watched(connections: Connections) -> tuple[BoundedProtocol, Wire, Callable]:
@@ -602,7 +602,7 @@ async def watched(connections: Connections) -> tuple[BoundedProtocol, Wire, Call
     connection, wire = connections.open()
     connection.data_received(GET)
     await settle()
-    return connection, wire, connections.app.requests[0][0]["extensions"][WATCH]
+    return connection, wire, connections.app.requests[0][0]["extensions"][CONNECTION].watch
 
 
 async def test_who_watches_the_client_is_told_once_that_it_left(connections):
@@ -627,6 +627,42 @@ async def test_who_watches_no_more_is_told_nothing(connections):
     assert left == []
 
 
+async def test_a_part_of_a_stream_is_sent_at_once_if_the_client_takes_it(connections):
+    connections.app.waits.clear()
+    connections.app.headers = []
+    connection, wire = connections.open()
+    connection.data_received(GET)
+    await settle()
+    write, head = connections.app.requests[0][0]["extensions"][CONNECTION].write_now, wire.written
+    assert write(b"0123456789abcdef")
+    assert wire.written == head + b"10\r\n0123456789abcdef\r\n"
+    connection.pause_writing()
+    assert not write(b"held back")
+    connection.resume_writing()
+    assert write(b"x")
+    connections.app.waits.set()
+    await settle()
+    assert wire.written == head + b"10\r\n0123456789abcdef\r\n1\r\nx\r\n2\r\nok\r\n0\r\n\r\n"
+    assert not write(b"after the end")
+
+
+@pytest.mark.parametrize("request_line", [b"GET / HTTP/1.1", b"HEAD / HTTP/1.1"])
+async def test_only_a_stream_is_sent_in_parts(connections, request_line):
+    """Nor to a client that left."""
+    connections.app.waits.clear()
+    connections.app.headers = [] if request_line.startswith(b"HEAD") else connections.app.headers
+    connection, _wire = connections.open()
+    connection.data_received(request_line + b"\r\nhost: x\r\n\r\n")
+    await settle()
+    assert not connections.app.requests[0][0]["extensions"][CONNECTION].write_now(b"part")
+    gone, _wire = connections.open()
+    connections.app.headers = []
+    gone.data_received(GET)
+    await settle()
+    gone.connection_lost(None)
+    assert not connections.app.requests[1][0]["extensions"][CONNECTION].write_now(b"part")
+
+
 async def test_the_end_of_a_watched_connection_is_seen_after_a_large_body(connections):
     """Reading pauses at a large piece; the end of the connection is behind it."""
     connections.app.reads = False
@@ -635,7 +671,7 @@ async def test_the_end_of_a_watched_connection_is_seen_after_a_large_body(connec
     connection.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"a" * 100000)
     await settle()
     assert not wire.is_reading
-    connections.app.requests[0][0]["extensions"][WATCH](lambda: None)
+    connections.app.requests[0][0]["extensions"][CONNECTION].watch(lambda: None)
     await until(lambda: wire.is_reading)
 
 
