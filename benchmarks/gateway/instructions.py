@@ -1,5 +1,5 @@
 """
-Instructions of a plain request, counted by valgrind: `python -m benchmarks.gateway.instructions`.
+Instructions of a request and of a frame, counted by valgrind: `python -m benchmarks.gateway.instructions`.
 
 Unlike time they hardly depend on what else the machine does.  Not in them: the kernel's part, and what
 waiting for memory costs.  What a process does at rest is counted first and subtracted.  Needs Debian's
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvloop
 
@@ -29,6 +29,9 @@ from benchmarks.gateway.upstream import upstream
 from benchmarks.speculation.provenance import RESULTS, provenance_of
 
 WARM_UP, REST_SECONDS = 300, 6.0
+STREAMS, FRAMES_PER_SECOND = 16, 20
+SHORT, LONG = 20, 120
+"""Frames of two streams that differ only in them."""
 TOTALS = re.compile(r"^totals: (\d+)$", re.MULTILINE)
 
 
@@ -52,9 +55,9 @@ def main() -> None:
     for name, start in starts.items():
         rows.append((name, *(f"{each / 1000:.0f}" for each in counted(start, options.requests))))
         print(*rows[-1], flush=True)
-    heading = ("process", *(f"{count} in flight" for count in CONCURRENCY))
+    heading = ("process", *(f"request, {count} in flight" for count in CONCURRENCY), "frame")
     text = (
-        "# Instructions of a plain request, in thousands\n\n"
+        "# Instructions of a plain request and of a frame of a stream, in thousands\n\n"
         f"`{command}`\n\n{provenance.hardware}; {provenance.date}.\n\n{markdown(heading, rows)}"
     )
     options.out.write_text(text, encoding="utf-8")
@@ -66,7 +69,7 @@ class Start(Protocol):
 
 
 def counted(start: Start, requests: int) -> list[float]:
-    """Instructions of a request at each concurrency."""
+    """Instructions of a request at each concurrency, and of a frame."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="appliance-bench-")))
         worker = stack.enter_context(upstream())
@@ -77,12 +80,19 @@ def counted(start: Start, requests: int) -> list[float]:
         _since(target, scratch)
         time.sleep(REST_SECONDS)
         at_rest = _since(target, scratch) / REST_SECONDS
-        found = []
-        for concurrency in CONCURRENCY:
+
+        def cost(requests: int, concurrency: int, **members: Any) -> float:  # noqa: ANN401 - JSON
             began = time.monotonic()
-            uvloop.run(drive(target, requests, concurrency))
+            uvloop.run(drive(target, requests, concurrency, **members))
             seconds = time.monotonic() - began
-            found.append((_since(target, scratch) - seconds * at_rest) / requests)
+            return _since(target, scratch) - seconds * at_rest
+
+        found = [cost(requests, concurrency) / requests for concurrency in CONCURRENCY]
+        short, long = (
+            cost(STREAMS, STREAMS, stream=True, max_tokens=frames, seed=FRAMES_PER_SECOND)
+            for frames in (SHORT, LONG)
+        )
+        found.append((long - short) / (STREAMS * (LONG - SHORT)))
         _control(target, "--instr=off")  # so that it stops in less time
     return found
 
