@@ -5,13 +5,27 @@ Scenarios of hours of traffic for the monitor, as values: engines, texts, loads.
 would give, known in hindsight and zero included.  Above 1.0 no fixed number can come.
 """
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from statistics import median
 
 from appliance.speculation.state import MonitorPolicy
-from tests.simulated_worker import Acceptance, Engine, Run, Traffic, controlled, fixed_tokens, length_of
+from appliance.speculation.values import bucket_of
+from tests.simulated_worker import (
+    Acceptance,
+    Engine,
+    Recorded,
+    Run,
+    Text,
+    Traffic,
+    controlled,
+    fixed_tokens,
+    length_of,
+)
 
 POLICY = MonitorPolicy(min_drafts=32, collapsed_below=1.25)
 """The default of `appliance.infra.settings`."""
@@ -68,12 +82,26 @@ class Scenario:
         return {k: fixed_tokens(self.engine, self.traffic, k, self.seconds) for k in self.engine.choices}
 
 
-def steady(value: Acceptance) -> Callable[[float], Acceptance]:
+@lru_cache
+def recording(path: Path) -> tuple[Engine, dict[str, Recorded]]:
+    """A recorded worker (`benchmarks.speculation.record`), and its texts by kind."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    steps = {(each["batch"], each["draft_tokens"]): each for each in found["steps"]}
+    engine = Engine(
+        seconds=lambda batch, k: steps[bucket_of(batch), k]["seconds"],
+        choices=tuple(sorted({k for _batch, k in steps})),
+        largest_batch=max(batch for batch, _k in steps),
+        noise=median(each["deviation"] for each in steps.values()),
+    )
+    return engine, {kind: Recorded(tuple(answers)) for kind, answers in found["accepted"].items()}
+
+
+def steady(value: Text) -> Callable[[float], Text]:
     """The same text throughout."""
     return lambda _now: value
 
 
-def in_turn(*parts: tuple[float, Acceptance]) -> Callable[[float], Acceptance]:
+def in_turn(*parts: tuple[float, Text]) -> Callable[[float], Text]:
     """One text until a second, then the next; the last one for good."""
     return lambda now: next((value for until, value in parts if now < until), parts[-1][1])
 
@@ -83,7 +111,7 @@ def load_in_turn(*parts: tuple[float, int]) -> Callable[[float], int]:
     return lambda now: next((batch for until, batch in parts if now < until), parts[-1][1])
 
 
-def alternating(period: float, texts: Sequence[Acceptance]) -> Callable[[float], Acceptance]:
+def alternating(period: float, texts: Sequence[Text]) -> Callable[[float], Text]:
     """Texts in a cycle, each for a fixed time."""
     return lambda now: texts[int(now / period) % len(texts)]
 

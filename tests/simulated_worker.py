@@ -11,6 +11,9 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import cycle, islice
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -31,11 +34,28 @@ from appliance.speculation.values import (
 
 ALIKE = 2
 """Neighbouring steps or drafts that are worth one independent one."""
+STRIDE = 7
+"""From the answer that one seat begins with to that of the next."""
 STALL = 10.0
 """The plugin does not measure steps longer than this many times the mean."""
 
 Acceptance = tuple[float, ...]
 """For each position, the chance of a draft token whose predecessors were accepted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """Accepted tokens of each draft of real answers, a digit each (`benchmarks.speculation.record`)."""
+
+    answers: tuple[str, ...]
+
+    def drafts(self, seat: int) -> Iterator[int]:
+        """Without an end; the request in each seat begins with another answer."""
+        first = seat * STRIDE % len(self.answers)
+        return map(int, cycle("".join(self.answers[first:] + self.answers[:first])))
+
+
+Text = Acceptance | Recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +92,7 @@ class Engine:
 class Traffic:
     """The engine's load by time."""
 
-    acceptance: Callable[[float], Acceptance]
+    acceptance: Callable[[float], Text]
     batch: Callable[[float], int] = lambda _now: 1
     grain: float = 0.5
     """Seconds over which it is constant."""
@@ -83,10 +103,13 @@ class Traffic:
         return any(start <= now < end for start, end in self.outages)
 
 
-def length_of(acceptance: Acceptance, k: int) -> float:
-    """Mean tokens of a step with K draft tokens."""
+@lru_cache(maxsize=2**12)
+def length_of(text: Text, k: int) -> float:
+    """Mean tokens of a step with K draft tokens; fewer than were recorded are accepted as far as those."""
+    if isinstance(text, Recorded):
+        return 1.0 + fmean(min(k, int(accepted)) for answer in text.answers for accepted in answer)
     length, chance = 1.0, 1.0
-    for rate in acceptance[:k]:
+    for rate in text[:k]:
         chance *= rate
         length += chance
     return length
@@ -124,6 +147,7 @@ class SimulatedWorker:
         self.drafts_made = 0
         """Since the first start, over all restarts."""
         self._random = random.Random(seed)
+        self._seats: dict[tuple[Recorded, int], Iterator[int]] = {}
         self._starts = 0
         self.restart()
 
@@ -216,7 +240,7 @@ class SimulatedWorker:
             else:
                 counted -= stalled * mean
                 counted_steps -= stalled
-        tokens = steps * batch + self._draft(steps * batch, self._verifies)
+        tokens = steps * batch + self._draft(batch, steps, self._verifies)
         self.now += seconds
         self._busy += seconds
         self.tokens += tokens
@@ -228,21 +252,35 @@ class SimulatedWorker:
             cell.requests += counted_steps * batch
             cell.tokens += tokens * counted_steps // steps
 
-    def _draft(self, drafts: int, k: int) -> int:
-        """Verify and count this many drafts; returns the accepted tokens."""
+    def _draft(self, batch: int, steps: int, k: int) -> int:
+        """Verify and count the drafts of these steps; returns the accepted tokens."""
         if not k:
             return 0
+        drafts, text = batch * steps, self.traffic.acceptance(self.now)
         self.drafts_made += drafts
         self._drafts += drafts
         self._draft_tokens += drafts * k
-        reached, accepted = drafts, 0
-        for position, rate in enumerate(self.traffic.acceptance(self.now)[:k]):
+        reached = (
+            self._replayed(text, batch, steps) if isinstance(text, Recorded) else self._drawn(text, drafts)
+        )
+        accepted = list(islice(reached, k))
+        for position, tokens in enumerate(accepted):
             self._drafted_at[position] += drafts
-            pairs, odd = divmod(reached, ALIKE)
-            reached = ALIKE * self._binomial(pairs, rate) + self._binomial(odd, rate)
-            self._accepted_at[position] += reached
-            accepted += reached
-        return accepted
+            self._accepted_at[position] += tokens
+        return sum(accepted)
+
+    def _drawn(self, text: Acceptance, drafts: int) -> Iterator[int]:
+        """Drafts of which each position was accepted."""
+        for rate in text:
+            pairs, odd = divmod(drafts, ALIKE)
+            drafts = ALIKE * self._binomial(pairs, rate) + self._binomial(odd, rate)
+            yield drafts
+
+    def _replayed(self, text: Recorded, batch: int, steps: int) -> Iterator[int]:
+        seats = [self._seats.setdefault((text, seat), text.drafts(seat)) for seat in range(batch)]
+        drafts = [accepted for seat in seats for accepted in islice(seat, steps)]
+        positions = range(1, len(self._accepted_at) + 1)
+        return (sum(accepted >= position for accepted in drafts) for position in positions)
 
     def _binomial(self, trials: int, chance: float) -> int:
         if chance <= 0.0 or not trials:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.infra.settings import DEMO_DRAFT, DEMO_TARGET, load_settings
-from appliance.speculation.values import draft_tokens_at
+from appliance.speculation.values import StepCounters, draft_tokens_at
 from benchmarks.speculation.appliances import Side
 from benchmarks.speculation.conductor import Conductor, without
 from benchmarks.speculation.hindsight import Trace
@@ -67,6 +67,8 @@ class Bench:
         self._traffic = traffic
         self._plan = plan
         self._after = ADAPTIVE
+        self.steps: Mapping[tuple[int, int], StepCounters] = {}
+        """Of the last segment, by batch bucket and K."""
 
     def load(self, cell: Cell) -> None:
         """Change the load; running requests end as they are."""
@@ -97,6 +99,7 @@ class Bench:
         # A reading waits for a step, which may hold a long prompt and yield no token: no part of the segment.
         ended = time.perf_counter() if is_extended else begun + seconds
         spent = without(end, start)
+        self.steps = spent.steps
         steps = sum(counters.steps for counters in spent.steps.values())
         decode_seconds = dict.fromkeys((fixed(k).name for _, k in spent.steps), 0.0)
         for (_, k), counters in spent.steps.items():

@@ -39,6 +39,7 @@ from benchmarks.speculation.load import BenchmarkError, Stream, Target, completi
 from benchmarks.speculation.paired import Round, markdown, parse_round, settle_cost
 from benchmarks.speculation.plan import ADAPTIVE, Cell, Kind, Mode, Plan, fixed, order_of
 from benchmarks.speculation.reaction import Change, courses, parse_change, remaining
+from benchmarks.speculation.record import accepted_of
 from benchmarks.speculation.records import Records
 from benchmarks.speculation.traffic import (
     Prompt,
@@ -685,6 +686,12 @@ def test_the_courses_hold_all_changes():
         *((mediocre, useless, 2, 2), (useless, mediocre, 2, 2)),
         *((mediocre, mediocre, 1, 16), (mediocre, mediocre, 16, 1)),
     }
+
+
+def test_a_draft_is_recorded_by_the_tokens_of_its_frame():
+    """Not the token of the prompt, the cut last step, nor two steps that came as one."""
+    assert accepted_of([1, 4, 1, 3, 6, 2, 1], most=3) == "3021"
+    assert accepted_of([1], most=3) == ""
 
 
 def test_changes_are_repeated_until_each_has_enough():

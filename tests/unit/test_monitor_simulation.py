@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,7 @@ from tests.scenarios import (
 from tests.simulated_worker import (
     Acceptance,
     Engine,
+    Recorded,
     SimulatedWorker,
     Traffic,
     controlled,
@@ -255,6 +256,21 @@ def test_replaying_a_trace_gives_its_recorded_decisions(tmp_path: Path):
     gap = list(replay([*lines[:5], encode_line(5.5, None), *lines[5:]], POLICY))
     assert gap[5][1].reason is Reason.SCRAPE_FAILED
     assert gap[-1] == replayed[-1]
+
+
+def test_recorded_drafts_are_replayed_one_after_the_other():
+    """In a circle, from another answer in each seat; fewer draft tokens are accepted as far as those."""
+    text = Recorded(("30", "", "21"))
+    assert [list(islice(text.drafts(seat), 5)) for seat in (0, 1)] == [[3, 0, 2, 1, 3], [2, 1, 3, 0, 2]]
+    assert [length_of(text, k) for k in (0, 1, 2, 3)] == [1.0, 1.75, 2.25, 2.5]
+    worker = SimulatedWorker(replace(CPU, noise=0.0), Traffic(acceptance=steady(text), batch=lambda _now: 2))
+    worker.run_until(5.0)
+    reading = worker.reading()
+    assert reading is not None
+    drafts = reading.drafting.drafts
+    assert drafts > 100
+    lengths = [1.0 + sum(reading.drafting.accepted_per_position[:k]) / drafts for k in (1, 2, 3)]
+    assert lengths == pytest.approx([1.75, 2.25, 2.5], abs=0.05)
 
 
 @pytest.mark.parametrize("trace", RECORDED, ids=lambda path: path.stem)
