@@ -139,7 +139,7 @@ async def measure(
     ends, sitting = time.monotonic() + 60 * options.minutes, datetime.now(UTC).isoformat(timespec="seconds")
     async with open_bench(appliance, plan_of(options), (GOOD, MEDIOCRE, USELESS)) as bench:
         for course in courses(options.concurrency):
-            if not remaining(records, course, options.repeats):
+            if time.monotonic() >= ends or not remaining(records, course, options.repeats):
                 continue
             rounds = {cell: await rounds_of(bench, cell, options.rounds) for cell in dict.fromkeys(course)}
             right = {cell: right_of(found) for cell, found in rounds.items()}
