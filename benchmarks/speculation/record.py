@@ -20,7 +20,7 @@ import uvloop
 
 from appliance.infra.settings import load_settings
 from benchmarks.speculation.appliances import Side
-from benchmarks.speculation.bench import add_load_options, appliance_of, count_of, open_bench, plan_of, say
+from benchmarks.speculation.bench import add_load_options, appliance_of, count_of, open_bench, say
 from benchmarks.speculation.conductor import Conductor
 from benchmarks.speculation.load import ask, length_of, long_prompts
 from benchmarks.speculation.plan import Cell, Kind, Plan, fixed, order_of
@@ -39,8 +39,8 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.speculation.record", *sys.argv[1:]])
     source = provenance_of(command, model=options.model.name, draft=options.draft.name)
     with appliance_of(options) as appliance:
-        accepted = uvloop.run(accepted_tokens(appliance, options))
         steps = uvloop.run(step_seconds(appliance, options))
+        accepted = uvloop.run(accepted_tokens(appliance, options))
     found = {"source": source.line, "accepted": accepted, "steps": steps}
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     say(f"wrote {options.out}")
@@ -88,7 +88,8 @@ async def step_seconds(appliance: ApplianceProcess, options: argparse.Namespace)
     """By batch bucket and K: medians of the rounds, and the deviation of single steps from their mean."""
     means = defaultdict[tuple[int, int], list[float]](list)
     deviations = defaultdict[tuple[int, int], list[float]](list)
-    async with open_bench(appliance, plan_of(options), (Kind.CODE,)) as bench:
+    plan = Plan(answer_tokens=options.answer_tokens, draft_tokens=options.draft_tokens)
+    async with open_bench(appliance, plan, (Kind.CODE,)) as bench:
         for concurrency in options.concurrency:
             cell = Cell(kind=Kind.CODE, concurrency=concurrency)
             bench.load(cell)
