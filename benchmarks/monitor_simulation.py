@@ -26,6 +26,7 @@ from tests.scenarios import (
     HEX,
     NOISY,
     POLICY,
+    REPLAYS,
     SCENARIOS,
     WARM,
     Scenario,
@@ -101,7 +102,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     print("adaptive tokens / tokens of the best fixed K known in hindsight; flips: most in one run;")
     print("lost: share of engine time that exploration cost by expectation\n")
-    rows = list(table((scenario for scenario in SCENARIOS), options.seeds))
+    rows = list(table([*SCENARIOS, *REPLAYS], options.seeds))
     print("\nten minutes of one text, by what the best K > 0 gives over K=0\n")
     rows += table(steady_texts(), options.seeds)
     with (options.out / "monitor_simulation.csv").open("w", newline="", encoding="utf-8") as file:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -60,6 +61,7 @@ NOISY = Engine(
 SLOW = replace(CPU, seconds=lambda batch, k: 6.0 * _cpu_seconds(batch, k))
 """A second has so few steps that the price of exploration allows a probe every ten."""
 ENGINES = {"gpu": GPU, "cpu": CPU}
+RECORDING = Path(__file__).parent / "data" / "recorded-demo-pair.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,3 +263,25 @@ SCENARIOS: tuple[Scenario, ...] = (
     *_on_both("turns of 20 s", 900, 0.87, Traffic(acceptance=alternating(20, (CODE, HEX)))),
     *_on_both("turns of 5 s", 900, 0.9, Traffic(acceptance=alternating(5, (CODE, HEX)))),
 )
+
+
+def _replays() -> tuple[Scenario, ...]:
+    engine, texts = recording(RECORDING)
+    code, noise = texts["code"], texts["base64"]
+    both = Recorded(tuple(chain.from_iterable(zip(code.answers, noise.answers, strict=True))))
+    traffic = {
+        f"{kind} at {batch}": Traffic(acceptance=steady(text), batch=load_in_turn((0, batch)))
+        for kind, text in texts.items()
+        for batch in (1, 8)
+    }
+    traffic["code, base64, chat"] = Traffic(acceptance=in_turn((200, code), (400, noise), (0, texts["chat"])))
+    traffic["code and base64 at once"] = Traffic(acceptance=steady(both), batch=load_in_turn((0, 4)))
+    traffic["code and base64 by turns of 20 s"] = Traffic(acceptance=alternating(20, (code, noise)))
+    return tuple(
+        Scenario(name=f"recorded {name}", engine=engine, traffic=each, seconds=600, share=0.97)
+        for name, each in traffic.items()
+    )
+
+
+REPLAYS = _replays()
+"""The demo pair's own drafts and steps, on two cores."""

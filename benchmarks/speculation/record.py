@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -39,9 +40,10 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.speculation.record", *sys.argv[1:]])
     source = provenance_of(command, model=options.model.name, draft=options.draft.name)
     with appliance_of(options) as appliance:
+        engine = uvloop.run(Side.connect(appliance)).engine
         steps = uvloop.run(step_seconds(appliance, options))
         accepted = uvloop.run(accepted_tokens(appliance, options))
-    found = {"source": source.line, "accepted": accepted, "steps": steps}
+    found = {"source": replace(source, engine=engine).line, "accepted": accepted, "steps": steps}
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     say(f"wrote {options.out}")
 

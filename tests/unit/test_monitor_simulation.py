@@ -21,6 +21,7 @@ from tests.scenarios import (
     HEX,
     NOISY,
     POLICY,
+    REPLAYS,
     SCENARIOS,
     SLOW,
     Scenario,
@@ -46,7 +47,7 @@ from tests.trace import encode_line, replay
 RECORDED = sorted((Path(__file__).parents[1] / "data").glob("speculation-*.jsonl"))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *REPLAYS], ids=lambda scenario: scenario.name)
 def test_tokens_stay_close_to_the_best_fixed_number(scenario: Scenario):
     """Or exceed it, if traffic changes so that no fixed number is best throughout."""
     run, fixed = scenario.run(seed=2), scenario.fixed()
