@@ -63,13 +63,14 @@ class ReadTimeouts:
 
         Raises WorkerTimeoutError if the worker was silent too long.
         """
-        silent = 0.0
+        silent, passed = 0.0, answer.passed
         step = min(self.keep_alive_seconds, self.silence_seconds)
         while True:
             try:
                 return await answer.read(step, pass_on)
             except TimeoutError as error:
-                silent += step
+                silent = step + (silent if answer.passed == passed else 0.0)
+                passed = answer.passed
                 if silent >= self.silence_seconds:
                     raise self.lost() from error
                 await keep_alive()

@@ -56,6 +56,8 @@ class WorkerConnection(asyncio.Protocol):
         """Whether the worker refused the request because it is stopping."""
         self.is_complete = False
         self._is_busy = False
+        self.passed = 0
+        """How often something was passed on."""
         self.has_received = False
         """Whether anything has arrived since the request was sent."""
 
@@ -106,6 +108,7 @@ class WorkerConnection(asyncio.Protocol):
             return False
         read = self._take()
         if self._pass_on(read):
+            self.passed += 1
             self._wait_until = self._loop.time() + self._wait_seconds
             if self._is_paused:
                 self._read_on()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.errors import WorkerFailedError
+from appliance.errors import WorkerFailedError, WorkerTimeoutError
 from appliance.infra.read_turns import READS_PER_TURN, ReadTurns
+from appliance.serving.client import ReadTimeouts
 from appliance.serving.connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, WorkerConnection
 from tests.fakes import until
 
@@ -278,3 +279,22 @@ async def test_a_socket_that_was_paused_is_read_on_after_much_was_passed_on():
     connection.data_received(b"x" * (MAX_UNREAD_BYTES + 1))
     await until(lambda: transport.reads)
     reading.cancel()
+
+
+async def test_silence_is_counted_from_what_was_passed_on():
+    """Many short silences are not a long one; each has its keep-alives."""
+    connection, _ = _asked()
+    connection.data_received(LARGE_HEAD)
+    await connection.read_head(5)
+    loop, began, kept = asyncio.get_running_loop(), asyncio.get_running_loop().time(), list[float]()
+    for number in range(1, 6):
+        loop.call_at(began + 0.15 * number, connection.data_received, b"x")
+
+    async def keep_alive() -> None:
+        kept.append(loop.time() - began)
+
+    timeouts = ReadTimeouts(keep_alive_seconds=0.1, silence_seconds=0.25)
+    with pytest.raises(WorkerTimeoutError):
+        await timeouts.read(connection, keep_alive, lambda _read: True)
+    assert loop.time() - began >= 0.75 + 0.2
+    assert len(kept) >= 5
