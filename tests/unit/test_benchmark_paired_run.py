@@ -136,7 +136,7 @@ async def test_pairs_are_measured_kept_and_resumed(appliance, tmp_path: Path, ca
 
 async def test_reactions_are_followed_from_the_change_to_the_right_table(appliance, tmp_path, monkeypatch):
     monkeypatch.setattr(reaction, "SETTLED_SECONDS", 0.5)
-    monkeypatch.setattr(reaction, "circles", lambda _concurrency: [(CODE, NOISE, CODE)])
+    monkeypatch.setattr(reaction, "courses", lambda _concurrency: [(CODE, NOISE, CODE)])
     options = reaction.parse(
         ["--repeats", "1", "--limit", "2", "--rounds", "2", "--learn", "0.3", "--seconds", "0.1"]
     )
