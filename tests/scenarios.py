@@ -84,7 +84,6 @@ class Scenario:
         return {k: fixed_tokens(self.engine, self.traffic, k, self.seconds) for k in self.engine.choices}
 
 
-@lru_cache
 def recording(path: Path) -> tuple[Engine, dict[str, Recorded]]:
     """A recorded worker (`benchmarks.speculation.record`), and its texts by kind."""
     found = json.loads(path.read_text(encoding="utf-8"))

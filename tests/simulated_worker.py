@@ -277,8 +277,10 @@ class SimulatedWorker:
             yield drafts
 
     def _replayed(self, text: Recorded, batch: int, steps: int) -> Iterator[int]:
-        seats = [self._seats.setdefault((text, seat), text.drafts(seat)) for seat in range(batch)]
-        drafts = [accepted for seat in seats for accepted in islice(seat, steps)]
+        for seat in range(batch):
+            if (text, seat) not in self._seats:
+                self._seats[text, seat] = text.drafts(seat)
+        drafts = [accepted for seat in range(batch) for accepted in islice(self._seats[text, seat], steps)]
         positions = range(1, len(self._accepted_at) + 1)
         return (sum(accepted >= position for accepted in drafts) for position in positions)
 

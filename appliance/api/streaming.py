@@ -57,7 +57,7 @@ async def relay_call(gateway: Gateway, call: Call, scope: Scope, send: Send) -> 
 class AsgiReply:
     """`appliance.gateway.reply.ReplySink` on an ASGI send callable."""
 
-    def __init__(self, send: Send, connection: Connection | None = None) -> None:
+    def __init__(self, send: Send, connection: Connection | None) -> None:
         self._send = send
         self._connection = connection
         self.client_left = False

@@ -21,7 +21,7 @@ from appliance.api.http.protocol import (
     SPARE_CONNECTIONS,
     BoundedProtocol,
 )
-from appliance.api.streaming import CONNECTION
+from appliance.api.streaming import CONNECTION, Connection
 from appliance.errors import ApplianceError
 from appliance.infra.read_turns import READS_PER_TURN, ReadTurns
 from appliance.infra.settings import ApiSettings
@@ -596,18 +596,20 @@ async def test_the_client_certificate_reaches_the_application(connections):
     assert third["extensions"].keys() == {CONNECTION}
 
 
-async def watched(connections: Connections) -> tuple[BoundedProtocol, Wire, Callable]:
-    """A connection whose request is being answered, and what watches it."""
+async def answering(
+    connections: Connections, request: bytes = GET
+) -> tuple[BoundedProtocol, Wire, Connection]:
+    """A connection whose request is being answered, and what the request knows of it."""
     connections.app.waits.clear()
     connection, wire = connections.open()
-    connection.data_received(GET)
+    connection.data_received(request)
     await settle()
-    return connection, wire, connections.app.requests[0][0]["extensions"][CONNECTION].watch
+    return connection, wire, connections.app.requests[-1][0]["extensions"][CONNECTION]
 
 
 async def test_who_watches_the_client_is_told_once_that_it_left(connections):
-    connection, _, watch = await watched(connections)
-    left: list[str] = []
+    connection, _, known = await answering(connections)
+    watch, left = known.watch, list[str]()
     watch(lambda: left.append("first"))
     watch(lambda: left.append("second"))
     assert left == []
@@ -619,8 +621,8 @@ async def test_who_watches_the_client_is_told_once_that_it_left(connections):
 
 async def test_who_watches_no_more_is_told_nothing(connections):
     """Nor is a request in memory for as long as its connection waits for the next."""
-    connection, _, watch = await watched(connections)
-    left: list[str] = []
+    connection, _, known = await answering(connections)
+    watch, left = known.watch, list[str]()
     watch(lambda: left.append("gone"))
     watch(None)
     connection.connection_lost(None)
@@ -628,12 +630,9 @@ async def test_who_watches_no_more_is_told_nothing(connections):
 
 
 async def test_a_part_of_a_stream_is_sent_at_once_if_the_client_takes_it(connections):
-    connections.app.waits.clear()
     connections.app.headers = []
-    connection, wire = connections.open()
-    connection.data_received(GET)
-    await settle()
-    write, head = connections.app.requests[0][0]["extensions"][CONNECTION].write_now, wire.written
+    connection, wire, known = await answering(connections)
+    write, head = known.write_now, wire.written
     assert write(b"0123456789abcdef")
     assert wire.written == head + b"10\r\n0123456789abcdef\r\n"
     connection.pause_writing()
@@ -649,18 +648,13 @@ async def test_a_part_of_a_stream_is_sent_at_once_if_the_client_takes_it(connect
 @pytest.mark.parametrize("request_line", [b"GET / HTTP/1.1", b"HEAD / HTTP/1.1"])
 async def test_only_a_stream_is_sent_in_parts(connections, request_line):
     """Nor to a client that left."""
-    connections.app.waits.clear()
     connections.app.headers = [] if request_line.startswith(b"HEAD") else connections.app.headers
-    connection, _wire = connections.open()
-    connection.data_received(request_line + b"\r\nhost: x\r\n\r\n")
-    await settle()
-    assert not connections.app.requests[0][0]["extensions"][CONNECTION].write_now(b"part")
-    gone, _wire = connections.open()
+    _, _, known = await answering(connections, request_line + b"\r\nhost: x\r\n\r\n")
+    assert not known.write_now(b"part")
     connections.app.headers = []
-    gone.data_received(GET)
-    await settle()
+    gone, _, known = await answering(connections)
     gone.connection_lost(None)
-    assert not connections.app.requests[1][0]["extensions"][CONNECTION].write_now(b"part")
+    assert not known.write_now(b"part")
 
 
 async def test_the_end_of_a_watched_connection_is_seen_after_a_large_body(connections):
