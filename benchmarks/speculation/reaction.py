@@ -201,9 +201,9 @@ def markdown(head: Mapping[str, Any], changes: Sequence[Change]) -> str:
         "The time from a change of traffic until the draft-token table is right at the batch size in use and",
         f"stays so for {HOLD_SECONDS:g} s.  Right is every K that is not shown (95 %) to be over 5 % slower",
         "than the best fixed one, by rounds measured under that load in the same process, from which the",
-        "monitor learns nothing.  Tokens lost:",
-        "what the best K would have given more until then, by the same speeds.  At stake: how much faster",
-        "the best K is than the one in force at the change.  A change counts if the table was right before.",
+        "monitor learns nothing.  Tokens lost: what the best K would have given more until then, by the same",
+        "speeds.  At stake: how much faster the best K is than the one in force at the change.  A change",
+        "counts if the table was right before.",
         "",
     ]
     heading = ("change", "at stake", "counted", "p50", "p95", "tokens lost, p50", "p95")

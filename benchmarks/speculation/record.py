@@ -2,7 +2,7 @@
 Records a worker for the simulator: `python -m benchmarks.speculation.record`, about ten minutes.
 
 For each kind of traffic, how many tokens of every draft were accepted; and the seconds of a step with each K
-at each batch size.  `tests.recording` reads the file.
+at each batch size.  `tests/scenarios.py` replays the file.
 """
 
 import argparse
