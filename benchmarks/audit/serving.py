@@ -6,11 +6,8 @@ one and to the other alternate, and which comes first alternates too, so that wh
 machine does falls on both.  Ratios are made within a round, and their median is reported.
 """
 
-import json
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import uvloop
 
 from benchmarks.audit.figures import Times, markdown, times
 from benchmarks.gateway.client import Target, drive
-from benchmarks.gateway.contenders import free_port
+from benchmarks.gateway.contenders import UNAUDITED, appliance, free_port
 from benchmarks.gateway.upstream import MODEL, upstream
 from demo.process import ApplianceProcess
 
@@ -83,9 +80,9 @@ class Segments:
 
 
 def measure(rounds: int, requests: int) -> list[Serving]:
-    """Start both gateways in front of a stand-in that answers at once, and measure every case."""
-    with upstream(0.0) as worker, _gateway(worker, NONE) as none, _gateway(worker, STRICT) as strict:
-        return uvloop.run(_measure({NONE: none, STRICT: strict}, BODY, FAST, rounds, requests))
+    """In front of a stand-in that answers at once."""
+    with upstream(0.0) as worker:
+        return _compare(worker, BODY, FAST, rounds, requests)
 
 
 def measure_on_worker(rounds: int, requests: int) -> list[Serving]:
@@ -100,32 +97,30 @@ def measure_on_worker(rounds: int, requests: int) -> list[Serving]:
     with (
         tempfile.TemporaryDirectory(prefix="appliance-bench-") as scratch,
         ApplianceProcess("up", data=Path(scratch), environment=environment),
-        _gateway(worker, NONE) as none,
-        _gateway(worker, STRICT) as strict,
     ):
-        return uvloop.run(_measure({NONE: none, STRICT: strict}, CODE, SLOW, rounds, requests))
+        return _compare(worker, CODE, SLOW, rounds, requests)
 
 
-@contextmanager
-def _gateway(worker: str, audit: str) -> Iterator[ApplianceProcess]:
-    environment = {"APPLIANCE_POOL__URLS": json.dumps([worker]), "APPLIANCE_LOG__LEVEL": "warning"}
-    module = "appliance" if audit == STRICT else "benchmarks.audit.unaudited"
-    with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="appliance-bench-"))
-        yield stack.enter_context(
-            ApplianceProcess("gateway", data=Path(scratch), environment=environment, module=module)
-        )
+def _compare(
+    worker: str, body: dict[str, Any], concurrency: tuple[int, ...], rounds: int, requests: int
+) -> list[Serving]:
+    """Start both gateways, and measure every case."""
+    with (
+        appliance(worker, name=NONE, module=UNAUDITED) as none,
+        appliance(worker, name=STRICT) as strict,
+    ):
+        targets = {target.name: target for target in (none, strict)}
+        return uvloop.run(_measure(targets, body, concurrency, rounds, requests))
 
 
 async def _measure(
-    gateways: dict[str, ApplianceProcess],
+    targets: dict[str, Target],
     body: dict[str, Any],
     concurrencies: tuple[int, ...],
     rounds: int,
     requests: int,
 ) -> list[Serving]:
     cases = [(stream, concurrency) for stream in (False, True) for concurrency in concurrencies]
-    targets = {name: Target(name=name, url=found.url, key=found.key) for name, found in gateways.items()}
     return [
         await _case(targets, {**body, "stream": stream}, rounds, requests, concurrency)
         for stream, concurrency in cases

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".bench"
 LITELLM, VLLM_ROUTER = "litellm[proxy]==1.103.0", "vllm-router==0.1.17"
 READY_SECONDS = 120.0
+UNAUDITED = "benchmarks.audit.unaudited"
+"""Module that runs our gateway without its log."""
 NGINX = Template(
     """
 daemon off;
@@ -65,6 +67,7 @@ def appliance(
     name: str = "appliance",
     checkout: Path = ROOT,
     python: Sequence[str] = (sys.executable,),
+    module: str = "appliance",
 ) -> Iterator[Target]:
     """Our own gateway: audit log strict on SQLite, keys, limits and metrics on."""
     environment = {
@@ -85,6 +88,7 @@ def appliance(
             environment=environment,
             has_admin_listener=_mentions(checkout / "appliance" / "cli", "--admin-port"),
             python=python,
+            module=module,
         ) as process,
     ):
         yield Target(name=name, url=process.url, key=process.key, pid=process.process.pid)

@@ -23,7 +23,7 @@ import uvloop
 
 from benchmarks.audit.figures import markdown
 from benchmarks.gateway.client import Target, drive
-from benchmarks.gateway.contenders import appliance, bare_relay
+from benchmarks.gateway.contenders import UNAUDITED, appliance, bare_relay
 from benchmarks.gateway.profile import CONCURRENCY
 from benchmarks.gateway.upstream import upstream
 from benchmarks.speculation.provenance import RESULTS, provenance_of
@@ -46,6 +46,7 @@ def main() -> None:
     starts: dict[str, Start] = {
         "bare Python relay": bare_relay,
         f"this gateway, {provenance.source}": appliance,
+        "without its log": partial(appliance, module=UNAUDITED),
     }
     if options.against is not None:
         git = ("git", "-C", str(options.against), "rev-parse", "--short", "HEAD")
