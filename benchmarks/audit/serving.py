@@ -80,7 +80,7 @@ class Segments:
 
 
 def measure(rounds: int, requests: int) -> list[Serving]:
-    """In front of a stand-in that answers at once."""
+    """Measure every case in front of a stand-in that answers at once."""
     with upstream(0.0) as worker:
         return _compare(worker, BODY, FAST, rounds, requests)
 
@@ -102,15 +102,15 @@ def measure_on_worker(rounds: int, requests: int) -> list[Serving]:
 
 
 def _compare(
-    worker: str, body: dict[str, Any], concurrency: tuple[int, ...], rounds: int, requests: int
+    worker: str, body: dict[str, Any], concurrencies: tuple[int, ...], rounds: int, requests: int
 ) -> list[Serving]:
-    """Start both gateways, and measure every case."""
+    """Start both gateways, and compare them in every case."""
     with (
         appliance(worker, name=NONE, module=UNAUDITED) as none,
         appliance(worker, name=STRICT) as strict,
     ):
         targets = {target.name: target for target in (none, strict)}
-        return uvloop.run(_measure(targets, body, concurrency, rounds, requests))
+        return uvloop.run(_measure(targets, body, concurrencies, rounds, requests))
 
 
 async def _measure(

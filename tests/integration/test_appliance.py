@@ -312,12 +312,12 @@ def test_no_process_may_leave_a_core_file(appliance):
 
 # None may be complete before its client has left, also when the disk delays the first frame for seconds.
 LONG = {"max_tokens": 1900, "ignore_eos": True}
-ENDLESS = {"role": "user", "content": "Write a Python class with many methods."}
+ASKED_AT_LENGTH = {"role": "user", "content": "Write a Python class with many methods."}
 CUT_OFF = {
     "chat": ("/v1/chat/completions", {"messages": [TURN], "n": 2, **LONG}),
     "text": ("/v1/completions", {"prompt": [PROMPT, "import re\n"], **LONG}),
     "responses": ("/v1/responses", {"input": PROMPT, "max_output_tokens": 1900, "ignore_eos": True}),
-    "messages": ("/v1/messages", {"messages": [ENDLESS], "max_tokens": 1900, "temperature": 0}),
+    "messages": ("/v1/messages", {"messages": [ASKED_AT_LENGTH], "max_tokens": 1900, "temperature": 0}),
 }
 FRAMES = 4
 
