@@ -203,13 +203,9 @@ def seal(
     data: DataOption = None,
 ) -> None:
     """Compute the MAC of all tenants and keys again, after comparing them with the audit log."""
-    settings, now = settings_from(config, data), wall_clock()
+    settings = settings_from(config, data)
     with open_sealing(settings) as (plan, apply):
-        for tenant in plan.before.tenants:
-            typer.echo(f"tenant {tenant.name}: models {', '.join(tenant.models) or 'none'}")
-            for key_id, caller in callers_of(tenant).items():
-                purpose = "admin key" if caller.key.admin else "key"
-                typer.echo(f"  {purpose} {key_id}: {show_state(caller, now)}")
+        typer.echo(encode_tenants(plan.before.tenants), nl=False)
         if not (mac_key := locate(settings).tenants_mac_key).exists():
             typer.echo(f"{mac_key} does not exist: a new key is made, which every gateway then needs")
         for finding in plan.findings:
@@ -218,9 +214,10 @@ def seal(
             typer.echo("The audit log announced exactly these tenants and keys.")
         else:
             typer.echo(
-                "The audit log did not announce these tenants and keys as the newest. It has no models, "
-                "limits, expiry and digests of keys: if something changed the database, restore it from a "
-                "backup or rotate every key."
+                "The audit log did not announce these tenants and keys as the newest. It has no policies of "
+                "tenants, and no models, scopes, expiry and digests of keys: if something changed the "
+                "database, check those above, or restore it from a backup; rotate every key whose digest may "
+                "have changed."
             )
             if yes and (plan.was_sealed or plan.findings):
                 raise ConfigurationError(

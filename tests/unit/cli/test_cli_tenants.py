@@ -148,6 +148,7 @@ def test_a_changed_database_is_refused_until_it_is_compared_with_the_log_and_sea
         connection.execute(
             text("INSERT INTO api_keys (key_id, tenant, digest, admin) VALUES ('aaaabbbb', 'new', '', 1)")
         )
+        connection.execute(text("UPDATE tenants SET content = 'encrypted' WHERE name = 'new'"))
     for words in (("tenant", "list"), ("key", "create", "acme"), ("tenant", "delete", "acme", "--yes")):
         result = site.run(*words)
         assert isinstance(result.exception, TenantsAlteredError)
@@ -156,6 +157,7 @@ def test_a_changed_database_is_refused_until_it_is_compared_with_the_log_and_sea
     refused = site.run("tenant", "seal", stdin="n\n")
     assert refused.exit_code != 0
     assert "NOT IN THE LOG  admin key aaaabbbb of new: no entry created it so" in refused.output
+    assert "content: encrypted" in refused.output, "which the log cannot correct"
     assert "if something changed the database" in refused.output
     site.done("tenant", "seal", stdin="y\n")
     assert "aaaabbbb" not in site.done("key", "list")
