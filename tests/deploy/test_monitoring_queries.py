@@ -92,6 +92,43 @@ def test_a_panel_shows_no_value_when_its_series_are_absent(panel: dict[str, Any]
         assert empty.now(filled_in(target["expr"])) == [], target["expr"]
 
 
+@pytest.mark.parametrize(
+    ("prices", "cost"),
+    [
+        ({}, None),
+        ({"site_hour": 7.2}, 7.2),
+        ({"worker_hour": 3.6}, 3.6),
+        ({"worker_hour": 3.6, "kwh": 0.5, "site_hour": 7.2}, 3.6 + 0.5 + 7.2),
+    ],
+    ids=lambda value: ",".join(value) or "none" if isinstance(value, dict) else "",
+)
+def test_cost_per_million_adds_the_prices_that_are_set(
+    prices: dict[str, float], cost: float | None, tmp_path: Path
+):
+    """One worker of 1 kW and a million tokens an hour; without any price the panel has no series."""
+    (panel,) = (each.values[0] for each in PANELS if each.values[0]["title"].startswith("Cost per million"))
+    told = '{job="gateway",instance="g1"'
+    series = {
+        f"appliance_build_info{told}}}": "1x90",
+        f'appliance_worker_observed_seconds_total{told},worker="w1"}}': "0+60x90",
+        f'appliance_worker_energy_joules_total{told},worker="w1"}}': "0+60000x90",
+        f'appliance_tokens_total{told},kind="completion"}}': f"0+{1e6 / 60}x90",
+        **{f'appliance_cost_price{told},of="{of}"}}': f"{price}x90" for of, price in prices.items()},
+    }
+    (query,) = (filled_in(target["expr"]) for target in panel["targets"])
+    sample = [] if cost is None else [{"labels": "{}", "value": cost}]
+    file = tmp_path / "cost.yaml"
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": f"round({query}, 0.001)", "eval_time": "80m", "exp_samples": sample}],
+    }
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [test]}), encoding="utf-8")
+    command = [tool("promtool"), "test", "rules", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def test_a_click_on_a_series_opens_a_dashboard_that_has_its_variable():
     """From every panel that names workers or tenants."""
     variables = {page["uid"]: {each["name"] for each in page["templating"]["list"]} for page in PAGES}

@@ -140,8 +140,8 @@ def _price(of: str) -> str:
 
 
 def _priced(amount: str, of: str) -> str:
-    """Sum of each installation's amount times its price; 0 without a price."""
-    return f"(sum({amount} * on ({BY_INSTALLATION}) {_price(of)}) or on() {ZERO})"
+    """Sum of each installation's amount times its price; no series without a price."""
+    return f"sum({amount} * on ({BY_INSTALLATION}) {_price(of)})"
 
 
 def _each_second(counter: str) -> str:
@@ -151,41 +151,48 @@ def _each_second(counter: str) -> str:
 
 MACHINES = _priced(_each_second("appliance_worker_observed_seconds_total"), "worker_hour")
 ENERGY = _priced(_each_second("appliance_worker_energy_joules_total") + " / 1000", "kwh")
-PEOPLE = f"(sum({_price('site_hour')}) or on() {ZERO})"
+PEOPLE = f"sum({_price('site_hour')})"
+TOTAL = " + ".join(f"({part} or on() {ZERO})" for part in (MACHINES, ENERGY, PEOPLE))
+ANY_PRICE = f"on() count(appliance_cost_price{{{JOB}}})"
+NO_PRICE = "No price in the settings"
 DELIVERED = f'sum(rate(appliance_tokens_total{{{JOB},kind="completion"}}[1h]))'
 COST = Row(
     title="Costs at the prices in the settings (section cost)",
     panels=(
         Panel(
             title="Cost per hour",
-            text="Of all workers, busy or not: machines, energy of the last hour, and the people who run them. 0: no "
-            "price in the settings. `appliance cost report` has it by tenant and day.",
+            text="Of all workers, busy or not: machines, energy of the last hour, and the people who run them. "
+            "`appliance cost report` has it by tenant and day.",
             queries=(
                 Query(expr=MACHINES, legend="machines"),
                 Query(expr=ENERGY, legend="energy"),
                 Query(expr=PEOPLE, legend="people"),
             ),
             unit="none", stacked=True, width=6,
+            absent=NO_PRICE,
         ),
         Panel(
             title="Cost per million delivered tokens",
             text="Cost of the last hour divided by the answer tokens that were sent in it, including idle time. Rises "
             "when there is little traffic; a gap: nothing was delivered.",
             queries=(
-                Query(expr=f"({MACHINES} + {ENERGY} + {PEOPLE}) / ({DELIVERED} * 3600 > 0) * 1000000", legend="cost"),
+                Query(
+                    expr=f"(({TOTAL}) and {ANY_PRICE}) / ({DELIVERED} * 3600 > 0) * 1000000", legend="cost"
+                ),
             ),
             unit="none", width=6,
+            absent=f"{NO_PRICE}, or nothing delivered",
         ),
         replace(SAVED, width=6),
         Panel(
             title="Money saved by drafting",
-            text="Cost of the saved engine time on these machines, at least, as measured and at most; without energy. "
-            "0: nothing was saved, or there is no price.",
+            text="Cost of the saved engine time on these machines, at least, as measured and at most; without energy.",
             queries=tuple(
                 Query(expr=_priced(f"{saved(bound)} / 3600", "worker_hour"), legend=legend)
                 for bound, legend in BOUNDS
             ),
             unit="none", kind="stat", width=6,
+            absent="No price of a worker in the settings",
         ),
     ),
 )  # fmt: skip
