@@ -26,7 +26,11 @@ CURRENT = [path for path in PROSE if "results" not in path.parts]
 """Pages about the tree as it is; results of benchmarks describe that of their commit."""
 
 
-MADE = {ROOT / "build", ROOT / "data", ROOT / "dist", BUILT_SITE}
+MADE = {
+    *(ROOT / name for name in ("build", "data", "dist")),
+    ROOT / "tests" / "grafana" / "node_modules",
+    BUILT_SITE,
+}
 """Folders of the checkout that commands make, such as `make run`: another test may be making one now."""
 
 
