@@ -164,13 +164,13 @@ async def test_a_collector_that_stops_reading_delays_no_request_and_takes_no_mem
         await until(lambda: forwarder.state.lag_entries < 20 and indices(siem.lines), siem.said)
         siem.signal(signal.SIGSTOP)
         number, before = 100, -1
-        while len(sent) != before:  # until one send waited while all of these were recorded
+        # Until one send waited while all of these were recorded.
+        while len(sent) != before or forwarder.state.lag_entries < 1000:
             assert number < 100_000, "the collector reads"
             before = len(sent)
             await record(opened, number, 500)
             number += 500
         assert len(written) == len(sent) + 1
-        await until(lambda: forwarder.state.lag_entries >= 1000)
         assert max(written) < 2**20
         siem.signal(signal.SIGCONT)
         await until(lambda: forwarder.state.lag_entries < 40, siem.said)
