@@ -152,8 +152,9 @@ def _each_second(counter: str) -> str:
 MACHINES = _priced(_each_second("appliance_worker_observed_seconds_total"), "worker_hour")
 ENERGY = _priced(_each_second("appliance_worker_energy_joules_total") + " / 1000", "kwh")
 PEOPLE = f"sum({_price('site_hour')})"
-TOTAL = " + ".join(f"({part} or on() {ZERO})" for part in (MACHINES, ENERGY, PEOPLE))
-ANY_PRICE = f"on() count(appliance_cost_price{{{JOB}}})"
+PARTS = " + ".join(f"({part} or on() {ZERO})" for part in (MACHINES, ENERGY, PEOPLE))
+TOTAL = f"({PARTS}) and on() count(appliance_cost_price{{{JOB}}})"
+"""No series if no price is set."""
 NO_PRICE = "No price in the settings"
 DELIVERED = f'sum(rate(appliance_tokens_total{{{JOB},kind="completion"}}[1h]))'
 COST = Row(
@@ -176,9 +177,7 @@ COST = Row(
             text="Cost of the last hour divided by the answer tokens that were sent in it, including idle time. Rises "
             "when there is little traffic; a gap: nothing was delivered.",
             queries=(
-                Query(
-                    expr=f"(({TOTAL}) and {ANY_PRICE}) / ({DELIVERED} * 3600 > 0) * 1000000", legend="cost"
-                ),
+                Query(expr=f"({TOTAL}) / ({DELIVERED} * 3600 > 0) * 1000000", legend="cost"),
             ),
             unit="none", width=6,
             absent=f"{NO_PRICE}, or nothing delivered",
