@@ -23,11 +23,12 @@ PRICES = {
     "APPLIANCE_COST__FLUSH_SECONDS": "1",
     "APPLIANCE_COST__CURRENCY": "KES",
     "APPLIANCE_COST__WORKER_PRICE_PER_HOUR": "360",
+    "APPLIANCE_COST__PEOPLE_PER_MONTH": "262980",
     "APPLIANCE_COST__POWER_PRICE_PER_KWH": "36",
     "APPLIANCE_COST__WATTS_IDLE": "100",
     "APPLIANCE_COST__WATTS_BUSY": "300",
 }
-"""What a worker costs: a tenth of a currency unit a second, and its energy."""
+"""What a worker costs: a tenth of a currency unit a second, its people as much, and its energy."""
 
 
 class Admin:

@@ -102,13 +102,14 @@ def test_tenants_have_what_the_engine_was_busy_with(site):
 
 
 def test_every_second_is_attributed_idle_or_unattributed(site):
-    """Tenants, idle and unattributed time make what the worker cost: a tenth a second, and its energy."""
+    """Tenants, idle and unattributed time make the whole cost: a tenth a second, people, and energy."""
     report = site.report
     lines = sum(line["cost"]["total"] for line in report["lines"])
     whole = lines + report["idle"]["cost"]["total"] + report["unattributed"]["cost"]["total"]
     assert whole == pytest.approx(report["total"]["cost"]["total"])
     seconds = report["busy_seconds"] + report["idle"]["seconds"]
     assert report["total"]["cost"]["capital"] == pytest.approx(0.1 * seconds)
+    assert report["total"]["cost"]["people"] == pytest.approx(0.1 * seconds)
     joules = 300 * report["busy_seconds"] + 100 * report["idle"]["seconds"]
     assert report["total"]["cost"]["energy"] == pytest.approx(joules * 36 / 3.6e6, rel=0.02)
     assert report["total"]["delivered_tokens"] >= 8 * 96
