@@ -247,7 +247,7 @@ class WorkerRole:
     def _notify(self, event: WorkerEvent, listeners: Listeners) -> None:
         match event.kind:
             case WorkerEventKind.STARTING:
-                listeners.pool.add(self.worker)
+                listeners.pool.add(self.worker, starting=True)
                 listeners.metrics.worker_restarts.labels(self.worker.worker_id)  # 0, not missing
             case WorkerEventKind.HEALTHY:
                 self._audit(
@@ -259,6 +259,7 @@ class WorkerRole:
                     speculation_method=self._method_of(event),
                     draft_lint=None if event.hard_off else self._lints.get(self.worker.draft) or None,
                 )
+                listeners.pool.report_started(self.worker.worker_id)
             case WorkerEventKind.RECYCLING:
                 listeners.pool.report_unreachable(self.worker.worker_id)
                 if event.exit_code is not None:

@@ -4,8 +4,8 @@ The workers that the gateway may choose from, with the latest snapshot of each.
 Owned by one event loop: the control loop writes snapshots; the gateway counts its requests and reports
 workers it could not reach.  A worker that was never scraped counts as unhealthy.
 
-Only this module sets whether a worker is admitted, avoided, drained or leaving: neither a scrape nor a
-restart changes that, so a worker that is drained or under test receives no request by accident.
+Only this module sets whether a worker is admitted, avoided, drained, starting or leaving: neither a scrape
+nor a restart changes that, so a worker that is drained or under test receives no request by accident.
 
 The capacity callback runs synchronously on every change that may free a slot, so no wake-up is lost.
 """
@@ -33,9 +33,11 @@ class WorkerPool:
     def on_capacity(self, callback: Callable[[], None]) -> None:
         self._on_capacity = callback
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: Worker, *, starting: bool = False) -> None:
         """
         Add a worker, unhealthy until its first scrape; it replaces one with the same id.
+
+        One that is `starting` is not scraped before `report_started`.
 
         The model names of its predecessor stay known, and when it was last up: during a restart requests
         wait, and no client receives that the model does not exist.
@@ -44,6 +46,7 @@ class WorkerPool:
         before = self._snapshots.get(worker.worker_id)
         if before is not None:
             snapshot = _kept(replace(snapshot, models=before.models, seen_at=before.seen_at), before)
+        snapshot = replace(snapshot, starting=starting)
         self._in_flight.setdefault(worker.worker_id, 0)
         self._put(snapshot)
 
@@ -52,6 +55,9 @@ class WorkerPool:
         current = self._snapshots.get(snapshot.worker.worker_id)
         if current is not None and current.worker == snapshot.worker:
             self._put(_kept(snapshot, current))
+
+    def report_started(self, worker_id: WorkerId) -> None:
+        self._change(worker_id, starting=False)
 
     def report_unreachable(self, worker_id: WorkerId) -> None:
         snapshot = self._snapshots.get(worker_id)
@@ -156,5 +162,6 @@ def _kept(snapshot: WorkerSnapshot, before: WorkerSnapshot) -> WorkerSnapshot:
         admission=before.admission,
         avoided=before.avoided,
         drained=before.drained,
+        starting=before.starting,
         leaving=before.leaving,
     )

@@ -35,6 +35,9 @@ class WorkerScraper:
 
     async def scrape(self, before: WorkerSnapshot) -> WorkerSnapshot:
         """The snapshot after one scrape; `missed` is above 0 if it failed, or the worker is stopping."""
+        if before.starting:
+            # Requests served before its supervisor reports it would precede its start in the audit log.
+            return _left(before)
         timeout = self.timeout_seconds
         try:
             page, reading = await asyncio.gather(

@@ -89,6 +89,8 @@ class WorkerSnapshot:
     """Set if drafts do not pay and cannot be switched off: any other worker is preferred."""
     drained: bool = False
     """Set while an operator keeps requests away from it."""
+    starting: bool = False
+    """Set until its supervisor, in this process, reports that it is up."""
     leaving: bool = False
     """Set once it is no longer listed: it finishes its requests, then the pool forgets it."""
 

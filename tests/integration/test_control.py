@@ -434,6 +434,18 @@ async def test_worker_replaced_during_a_poll_is_polled_next_time(controlled):
     assert len(after.puts) == 1
 
 
+async def test_starting_worker_is_up_once_its_supervisor_says_so(controlled):
+    """Though it answers before: a request it served until then would precede its start in the audit log."""
+    worker = EngineWorker()
+    await controlled.start(worker)
+    controlled.pool.add(replace(controlled.seen().worker), starting=True)
+    await controlled.tick(2, accepted=2)
+    assert (worker.polls, controlled.seen().healthy) == (0, False)
+    controlled.pool.report_started(W1)
+    await controlled.tick(accepted=2)
+    assert (worker.polls, controlled.seen().healthy) == (1, True)
+
+
 async def test_restarted_worker_starts_with_empty_state(controlled):
     """Its engine has another epoch; it is sent the current table."""
     worker = EngineWorker()

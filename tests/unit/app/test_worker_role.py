@@ -172,6 +172,22 @@ def test_worker_and_supervisor_agree_on_the_restart_file(plan, tmp_path):
     assert {each.environment[RESTART_FILE] for each in (plans._plan, plans._target_only)} == {str(request)}
 
 
+def test_worker_may_be_scraped_once_the_audit_log_has_its_start(plan):
+    """The entry binds the requests after it to the weights it names."""
+    role, pool, recorder = plan()
+    saw(role, WorkerEventKind.STARTING)
+    assert pool.snapshot(WORKER_ID).starting
+    submit, seen = recorder.submit, []
+    recorder.submit = lambda *args, **fields: (
+        seen.append(pool.snapshot(WORKER_ID).starting),
+        submit(*args, **fields),
+    )
+    saw(role, WorkerEventKind.HEALTHY)
+    assert (seen, pool.snapshot(WORKER_ID).starting) == ([True], False)
+    saw(role, WorkerEventKind.DIED, WorkerEventKind.STARTING)
+    assert pool.snapshot(WORKER_ID).starting
+
+
 async def test_pool_and_audit_log_show_a_start_without_draft(plan):
     """And with it again: mode, digest and method."""
     role, pool, recorder = plan()
