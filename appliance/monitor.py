@@ -69,13 +69,14 @@ def _decide_freely(state: MonitorState, policy: MonitorPolicy, now: float) -> Mo
         # Before the next choice: the table that the override replaced is in force again.
         state = replace(state, override_draft_tokens=None)
         state = _with_new_mode(state, policy, now)
-    choice = _best_choices(state, policy, now)
+    choice, bucket = _best_choices(state, policy, now), state.bucket
+    is_settled = bucket is not None and choice[bucket] == state.choice[bucket]
     if choice != state.choice:
         # A new table ends the probe in flight.
         state = replace(state, choice=choice, probe=())
         state = _with_new_mode(state, policy, now)
-    elif state.bucket is not None and not state.probe:
-        state = start_probe(state, state.bucket, policy, now)
+    if bucket is not None and is_settled and not state.probe:
+        state = start_probe(state, bucket, policy, now)
     return _name(state, policy, now)
 
 
@@ -86,6 +87,8 @@ def _best_choices(state: MonitorState, policy: MonitorPolicy, now: float) -> Map
     currents = set(state.choice.values())
     lengths = {(k, other): state.acceptance.gain(k, other) for k in state.choices for other in currents}
     choice = dict(state.choice)
+    # Drafts that are nearly useless have to prove that they pay.
+    sure_to_stop = 0.0 if is_collapsed(state, policy, policy.sure) else policy.sure
     for bucket, current in state.choice.items():
         # A batch size that was never measured follows the guess of its costs.
         doubt = MOST_DOUBT**2 if state.costs.is_measured(bucket) else 0.0
@@ -95,7 +98,7 @@ def _best_choices(state: MonitorState, policy: MonitorPolicy, now: float) -> Map
                 continue
             cost = state.costs.ratio(bucket, k, current, now)
             gain = lengths[k, current].minus(replace(cost, variance=min(cost.variance, doubt)))
-            if gain.mean > most and gain.lower(policy.sure) > 0.0:
+            if gain.mean > most and gain.lower(policy.sure if k else sure_to_stop) > 0.0:
                 choice[bucket], most = k, gain.mean
     return MappingProxyType(choice)
 

@@ -354,6 +354,18 @@ def test_a_collapse_is_detected_on_a_machine_too_busy_for_costs(seed: int):
     assert next(stopped) - 12 <= 15
 
 
+def test_probe_does_not_wait_for_the_tables_of_other_batch_sizes():
+    """While those change from tick to tick, the batch size in use is explored."""
+    changed = [
+        tick for seed in range(8) for tick in live([*constant(CODE, 12, 2), *constant(HEX, 6, 2)], seed=seed)
+        if tick.after.bucket is not None and tick.after.choice != tick.before.choice
+    ]  # fmt: skip
+    own = [tick for tick in changed if tick.after.choice[2] != tick.before.choice[2]]
+    others = [tick for tick in changed if tick not in own]
+    assert any(tick.after.starts_probe for tick in others)
+    assert not any(tick.after.starts_probe for tick in own), "its drafts are of the text before"
+
+
 def test_the_tenth_collapse_is_detected_as_soon_as_the_first():
     """Code and noise alternating by the minute are two kinds of traffic, not a borderline."""
     turns = 10

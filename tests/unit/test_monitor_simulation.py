@@ -121,6 +121,37 @@ def test_twenty_collapses_in_a_row_are_found_as_fast_as_one(engine: Engine, seco
     assert resumed[-1] <= 30.0
 
 
+@pytest.mark.parametrize("batch", [2, 8])
+def test_useless_drafts_stop_within_seconds_though_one_draft_token_costs_little(batch: int):
+    """
+    Soon after the start, at costs of the demo pair: one token costs a quarter of a step, and text turns in
+    the middle of a tick, so that one token is chosen first.  Of 100 collapses 10 once took over 5 s.
+    """
+    costs, code, noise = (1.0, 1.25, 1.47, 1.73), (0.74, 0.66, 0.75), (0.085, 0.1, 0.1)
+    engine = Engine(
+        seconds=lambda size, k: 0.0105 * (1.0 + 0.12 * (size - 1)) * costs[k],
+        noise=0.12,
+        stalls=((0.01, 4.0),),
+        prompts=0.05,
+        wander=0.1,
+    )
+
+    def stopped(seed: int) -> float:
+        turns = 5.0 + random.Random(seed).random()
+        traffic = Traffic(
+            acceptance=lambda now: code if now < turns else noise,
+            batch=lambda now: batch if int(now * 8) % 11 else batch - 1,  # one client between two answers
+            grain=0.125,
+        )
+        run = controlled(engine, traffic, POLICY, turns + 15.0, seed=seed)
+        found = run.first(lambda state: not state.draft_tokens(batch), after=turns)
+        return found.at - turns if found is not None else math.inf
+
+    took = sorted(map(stopped, range(100)))
+    assert took[90] <= 3.0
+    assert took[95] <= 5.0
+
+
 @pytest.mark.parametrize("times", [2.0, 4.0])
 def test_a_machine_that_was_busy_during_a_probe_stops_drafting_no_later(times: float):
     """Whenever other work slowed all steps for 0.4 s; once it took 7 s, or never came, with these seeds."""
