@@ -19,6 +19,8 @@ from appliance.speculation.values import StepCounters, buckets_up_to
 Kind = tuple[int, int]
 """Batch bucket and draft tokens."""
 DAY = 86400.0
+AGE_OF_TEXT = 5400.0
+"""Seconds that a change of text counts as: how many tokens a step sends on changes what it takes."""
 LEAST_NOISE = 0.02
 """Standard deviation of a step's seconds, relative to their mean, that is assumed at least."""
 NO_TIME = 1e-9

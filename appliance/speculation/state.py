@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from appliance.speculation.costs import NO_MEASUREMENT, CostModel
+from appliance.speculation.costs import AGE_OF_TEXT, NO_MEASUREMENT, CostModel
 from appliance.speculation.evidence import NO_ACCEPTANCE, Acceptance
 from appliance.speculation.goodput import Estimate
 from appliance.speculation.values import (
@@ -217,7 +217,11 @@ def observe(
         least=policy.min_drafts,
         are_probes=state.mode is SpeculationMode.TARGET_ONLY,
     )
-    state = replace(state, acceptance=acceptance, suspected_at=now if has_changed else state.suspected_at)
+    if has_changed:
+        state = replace(state, suspected_at=now)
+        if acceptance.newest is acceptance.total:  # it is no suspicion
+            state = replace(state, costs=replace(state.costs, at=state.costs.at - AGE_OF_TEXT))
+    state = replace(state, acceptance=acceptance)
     return state if reading.is_probing else _with_steps(state, reading, policy, now)
 
 
