@@ -1,6 +1,8 @@
 """What a reading adds to the memory, adoption of an engine, and following another gateway."""
 
+import math
 from dataclasses import replace
+from operator import add, sub
 from types import MappingProxyType
 
 import pytest
@@ -251,6 +253,22 @@ def test_catching_up_is_part_of_the_price_and_prompts_are_not():
             start=replace(start, probe=((3, 11),), bank=1.0),
         )
         assert after.bank == pytest.approx(1.0 + 0.01 * busy - price)
+
+
+def test_another_text_casts_doubt_on_costs():
+    """A text that only may be another does not."""
+    good = [reading(drafts, (drafts * 8 // 10, drafts // 2, drafts // 4)) for drafts in (0, 40, 80, 120)]
+    last = good[-1].drafting.accepted_per_position
+
+    def gained(*accepted: int) -> tuple[float, float]:
+        newest = reading(140, tuple(map(add, last, accepted)))
+        before, state = seen(*good), seen(*good, newest)
+        costs = (each.costs.ratio(2, 1, 0, 4.0).variance for each in (before, state))
+        return state.suspected_at, -sub(*costs)
+
+    assert gained(16, 10, 5) == (-math.inf, 0.0)
+    assert gained(8, 5, 2) == (4.0, 0.0)
+    assert gained(0, 0, 0) == (4.0, pytest.approx(0.1**2))
 
 
 def test_figures_show_what_was_measured():
