@@ -13,6 +13,7 @@ from appliance.errors import ConfigurationError
 from appliance.infra.data_directory import locate
 from appliance.infra.logs import configure_logs
 from appliance.infra.settings import DataSettings, LogSettings, Settings, WorkerSettings
+from appliance.serving.pool import WorkerPool
 from appliance.serving.supervise import WorkerEvent, WorkerEventKind
 from appliance.speculation.values import Reason, SpeculationMode
 from tests.fakes import audit_fields
@@ -120,7 +121,7 @@ def plan(tmp_path):
         logger = configure_logs(LogSettings(), terminal=False)
         role = WorkerRole.plan(settings, locate(settings), logger, Announcer(io.StringIO()))
         recorder = Recorder()
-        role._listeners = Listeners(pool=None, audit=recorder, metrics=None)
+        role._listeners = Listeners(pool=WorkerPool(), audit=recorder, metrics=None)
         return role, recorder
 
     return run
