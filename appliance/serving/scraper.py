@@ -34,7 +34,7 @@ class WorkerScraper:
     """Monotonic seconds."""
 
     async def scrape(self, before: WorkerSnapshot) -> WorkerSnapshot:
-        """The snapshot after one scrape; `missed` is above 0 if it failed, or the worker is stopping."""
+        """The snapshot after one scrape; `missed` is above 0 if it failed, or the worker starts or stops."""
         if before.starting:
             # Requests served before its supervisor reports it would precede its start in the audit log.
             return _left(before)
@@ -79,7 +79,7 @@ class WorkerScraper:
 
 
 def _left(before: WorkerSnapshot) -> WorkerSnapshot:
-    """A worker that is stopping receives no more requests; its figures stay as they were."""
+    """A worker that is starting or stopping receives no requests; its figures stay as they were."""
     return replace(before, healthy=False, tokens_per_second=0.0, missed=before.missed + 1)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from operator import add, sub
+from operator import add
 from types import MappingProxyType
 
 import pytest
@@ -263,8 +263,8 @@ def test_another_text_casts_doubt_on_costs():
     def gained(*accepted: int) -> tuple[float, float]:
         newest = reading(140, tuple(map(add, last, accepted)))
         before, state = seen(*good), seen(*good, newest)
-        costs = (each.costs.ratio(2, 1, 0, 4.0).variance for each in (before, state))
-        return state.suspected_at, -sub(*costs)
+        doubt, more = (each.costs.ratio(2, 1, 0, 4.0).variance for each in (before, state))
+        return state.suspected_at, more - doubt
 
     assert gained(16, 10, 5) == (-math.inf, 0.0)
     assert gained(8, 5, 2) == (4.0, 0.0)
