@@ -71,7 +71,7 @@ class Engine:
     prompts: float = 0.0
     """Share of steps that also process a prompt, which are not measured."""
     catch_up: float = 0.0
-    """Seconds that the first step takes longer that drafts again."""
+    """Seconds that the first step with drafts takes longer after a second without, and in proportion."""
     wander: float = 0.0
     """Amplitude of the machine's speed over minutes."""
     busy: tuple[tuple[float, float, float], ...] = ()
@@ -162,7 +162,7 @@ class SimulatedWorker:
         self._steps = self._batch = self._drafts = self._draft_tokens = 0
         self._drafted_at, self._accepted_at = [0] * positions, [0] * positions
         self._verifies = 0
-        self._changed_at = -1.0
+        self._changed_at = self._drafted_until = -1.0
         self._busy = self._caught_up = 0.0
 
     def steer(
@@ -210,15 +210,17 @@ class SimulatedWorker:
             steps = min(steps, self._probe[0][1])
         prompts = self._binomial(steps, self.engine.prompts) if is_whole and unsettled <= 0 else steps
         if k and not self._verifies:
-            self.now += self.engine.catch_up
-            self._busy += self.engine.catch_up
-            self._caught_up += self.engine.catch_up + expected - self.engine.mean_seconds(batch, 0, self.now)
+            seconds = self.engine.catch_up * min(1.0, self.now - self._drafted_until)
+            self._caught_up += seconds + expected - self.engine.mean_seconds(batch, 0, self.now)
+            self._busy += seconds
+            self.now += seconds
         for count, measured in ((steps - prompts, True), (prompts, False)):
             if count:
                 self._block(batch, k, count, measured=measured)
         self._steps += steps
         self._changed_at = self._changed_at if is_whole else self.now
         self._batch, self._verifies = batch, k
+        self._drafted_until = self.now if k else self._drafted_until
         if self._probe:
             self._probe[0][1] -= steps
             if self._probe[0][1] <= 0:

@@ -3,7 +3,8 @@ Exploration: a few steps with another number of draft tokens, to measure what th
 
 It is always on and never backs off.  Its price is the tokens it loses by expectation, in engine seconds: a
 bank earns a fixed share of engine time and pays for each probe.  Steps that are expected to give as much as
-the table's cost nothing.  For some seconds after a change of traffic is suspected the bank may lend.
+the table's cost nothing.  For some seconds after a change of traffic is suspected the bank may lend.  What a
+draft takes to catch up is known afterwards, so it is owed; the more is owed, the more of it is saved first.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from appliance.speculation.costs import NO_TIME
 from appliance.speculation.goodput import LEAST_STEPS
-from appliance.speculation.state import LOAN_SECONDS, MonitorPolicy, MonitorState
+from appliance.speculation.state import BUDGET_SECONDS, LOAN_SECONDS, MonitorPolicy, MonitorState
 from appliance.speculation.values import SETTLE_SECONDS
 
 MOST_STEPS = 12
@@ -39,6 +40,7 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
     gains = {k: state.promised_gain(bucket, k, current, now) for k in state.choices if k != current}
     if not gains:
         return state
+    most_lent, most_owed = (policy.exploration_share * each for each in (LOAN_SECONDS, BUDGET_SECONDS))
     best = max(gains, key=lambda k: gains[k].upper(policy.sure))
     may_pay = gains[best].upper(policy.sure) > policy.switch_gain
     candidates = [(best, may_pay and now - state.suspected_at < policy.recent_seconds)]
@@ -49,8 +51,12 @@ def start_probe(state: MonitorState, bucket: int, policy: MonitorPolicy, now: fl
         cost = state.costs.ratio(bucket, k, current, now)
         seconds = state.step_seconds * math.exp(cost.mean)
         loss = -seconds * min(0.0, math.expm1(gains[k].mean))
-        loan = policy.exploration_share * LOAN_SECONDS - state.debt if is_lending else 0.0
-        affordable = (state.bank + max(0.0, loan)) / loss if loss else math.inf
+        loan = max(0.0, most_lent - state.debt) if is_lending else 0.0
+        # After steps without drafts the draft has to catch up: on credit, but the less so the more is owed.
+        is_on_credit = min(current, k) > 0 or (is_lending and state.debt < most_owed)
+        saved = 0.0 if is_on_credit else min(1.0, max(0.0, state.debt - most_lent) / most_owed)
+        budget = state.bank + loan - saved * state.catch_up
+        affordable = budget / loss if loss else math.inf if budget >= 0.0 else 0.0
         rate = 1.0 / max(seconds, NO_TIME)
         most = MOST_STEPS if loss else max(MOST_STEPS, int(PROMISING_SECONDS * rate))
         most = max(LEAST_STEPS, min(most, int(LONGEST_SECONDS * rate)))

@@ -115,6 +115,8 @@ class MonitorState:
     """Engine seconds that exploration may cost now; never negative."""
     debt: float = 0.0
     """Engine seconds that it cost beyond them, not yet repaid."""
+    catch_up: float = 0.0
+    """Engine seconds of the last probe in which the draft caught up."""
     engine_seconds: float = 0.0
     """Of about the last ten minutes, and those that exploration cost."""
     lost_seconds: float = 0.0
@@ -246,10 +248,10 @@ def _with_steps(
     costs = state.costs
     for bucket, steps in spans.items():
         costs = costs.measured(bucket, steps, now)
-    lost = 0.0
+    lost = catch_up = 0.0
     if state.probe:
-        lost = _lost(replace(state, costs=costs), spans, now)
-        lost += reading.catch_up_seconds - state.base.catch_up_seconds
+        catch_up = reading.catch_up_seconds - state.base.catch_up_seconds
+        lost = catch_up + _lost(replace(state, costs=costs), spans, now)
     weight = math.exp(-busy / BUDGET_SECONDS)
     recent = math.exp(-busy / policy.recent_seconds)
     earned = policy.exploration_share * busy
@@ -272,6 +274,7 @@ def _with_steps(
         step_seconds=busy / step_count,
         bank=min(policy.exploration_share * BUDGET_SECONDS, max(0.0, bank)),
         debt=state.debt - repaid + max(0.0, -bank),
+        catch_up=catch_up or state.catch_up,
         engine_seconds=state.engine_seconds * weight + busy,
         lost_seconds=state.lost_seconds * weight + lost,
     )

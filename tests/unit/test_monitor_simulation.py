@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from appliance.serving.plugin_client import OK, parse_reading
-from appliance.speculation.state import MonitorState
+from appliance.speculation.state import BUDGET_SECONDS, MonitorState
 from appliance.speculation.values import Reason, SpeculationMode
 from tests.scenarios import (
     CODE,
@@ -62,6 +62,25 @@ def test_at_break_even_the_choice_hardly_changes(payoff: float):
     traffic = Traffic(acceptance=steady(at_payoff(CPU, payoff)), grain=2.0)
     flips = [controlled(CPU, traffic, POLICY, 600.0, tick=2.0, seed=seed).flips for seed in range(6)]
     assert max(flips) <= 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [HEX, at_payoff(CPU, -0.02, batch=8), at_payoff(CPU, 0.0, batch=8)],
+    ids=["useless", "two percent less", "break-even"],
+)
+def test_half_an_hour_without_drafts_costs_what_may_be_explored_and_ten_minutes_of_credit(text: Acceptance):
+    """As on a CPU, where a draft reads all contexts before a probe.  It was 3 and 6 % of the time."""
+    seconds, share = 1800.0, POLICY.exploration_share
+    engine = replace(CPU, catch_up=0.12)
+    worker = SimulatedWorker(
+        engine, Traffic(acceptance=lambda now: CODE if now < 10.0 else text, batch=lambda _now: 8)
+    )
+    *_, last = polls(worker, POLICY, seconds)
+    reading = worker.reading()
+    assert last.state.probes >= 100
+    assert reading.catch_up_seconds <= share * (seconds + BUDGET_SECONDS)
+    assert last.state.lost_seconds <= 1.3 * share * last.state.engine_seconds
 
 
 def reaction(
