@@ -585,7 +585,8 @@ class MonitorSettings(Section):
     """Acceptance length below which the draft counts as collapsed, whatever its baseline."""
     exploration_share: Annotated[float, Field(gt=0, le=0.1)] = 0.01
     """Maximum share of a worker's time that may be lost to steps with other numbers of draft tokens, which
-    measure whether those would pay."""
+    measure whether those would pay.  A CPU worker that does not draft may lose as much as ten minutes allow
+    within a few."""
     hard_off_after_seconds: Annotated[float, Field(ge=60)] | None = 3600.0
     """Restart a worker without its draft after this time without a draft that paid, if another worker can
     serve meanwhile; null: never."""
