@@ -48,6 +48,8 @@ class Segment:
     """Mean K of its decode steps."""
     decode_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of its decode steps by the name of the fixed mode with their K."""
+    catch_up_seconds: float = 0.0
+    """By which steps took longer because the draft caught up."""
 
     @property
     def speed(self) -> float:
@@ -116,6 +118,7 @@ class Bench:
             accepted_tokens=spent.drafting.accepted_tokens,
             draft_tokens=sum(k * each.steps for (_, k), each in spent.steps.items()) / max(1, steps),
             decode_seconds=decode_seconds,
+            catch_up_seconds=spent.catch_up_seconds,
         )
 
     async def follow(

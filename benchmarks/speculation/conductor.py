@@ -51,6 +51,7 @@ def without(reading: EngineReading, others: EngineReading) -> EngineReading:
         drafting=drafting,
         step_count=reading.step_count - others.step_count,
         busy_seconds=(reading.busy_seconds or 0.0) - (others.busy_seconds or 0.0),
+        catch_up_seconds=reading.catch_up_seconds - others.catch_up_seconds,
     )
 
 

@@ -97,8 +97,8 @@ def markdown(head: Mapping[str, Any], rounds: Sequence[Round]) -> str:
         "",
         "By choice: the same for the speeds that the fixed K of each round had, by the time that adaptive",
         "decoded with each K.  It has less noise, because two segments with the same K count as equal.  It",
-        "leaves out the time of adaptive's own switches (last table), and traffic by turns, where the choice",
-        "follows the text.",
+        "leaves out the time of adaptive's own switches (last table), what its draft took to catch up (last",
+        "column, of all its time), and traffic by turns, where the choice follows the text.",
         "",
         f"Adaptive at {GOAL} of the best fixed K or more:",
         "",
@@ -107,13 +107,14 @@ def markdown(head: Mapping[str, Any], rounds: Sequence[Round]) -> str:
         *table(
             (
                 *("traffic", "concurrency", "pairs", "best", "adaptive / best", "verdict"),
-                *("by choice", "verdict", "adaptive's mean K"),
+                *("by choice", "verdict", "adaptive's mean K", "catching up"),
             ),
             [
                 (
                     *(*_name(cell), str(len(group)), measured[cell].best, *_compared(measured[cell])),
                     *(_compared(chosen[cell]) if cell in chosen else ("-", "-")),
                     _mean_k(group),
+                    _catch_up(group),
                 )
                 for cell, group in cells.items()
             ],
@@ -162,6 +163,12 @@ def _counted(found: Mapping[Cell, Comparison]) -> str:
 
 def _mean_k(group: Sequence[Round]) -> str:
     return f"{mean(s.draft_tokens for each in group for s in each.segments if s.mode == ADAPTIVE.name):.2f}"
+
+
+def _catch_up(group: Sequence[Round]) -> str:
+    own = [segment for each in group for segment in each.segments if segment.mode == ADAPTIVE.name]
+    share = sum(segment.catch_up_seconds for segment in own) / sum(segment.seconds for segment in own)
+    return f"{share:.1%}"
 
 
 def _length(group: Sequence[Round], name: str) -> str:

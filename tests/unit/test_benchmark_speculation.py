@@ -401,6 +401,7 @@ class FakeWorker:
             steps=self.steps,
             drafting=drafting,
             busy_seconds=float(self.count),
+            catch_up_seconds=self.count / 8,
         )
 
     async def apply(self, worker, command, timeout_seconds) -> EngineReading:
@@ -451,7 +452,8 @@ async def test_the_monitor_learns_nothing_from_other_segments(monitor):
     assert readings[-1].step_count - first <= own
     assert all(later.step_count > earlier.step_count for earlier, later in pairwise(readings))
     assert all((4, 1) not in reading.steps for reading in readings)
-    assert readings[-1].drafting.drafts == readings[-1].step_count == readings[-1].busy_seconds
+    last = readings[-1]
+    assert last.drafting.drafts == last.step_count == last.busy_seconds == 8 * last.catch_up_seconds
     # Nor does time pass for it.
     assert monitor.given[-1][1] - monitor.given[0][1] < 0.4
     assert all(later > earlier for (_, earlier), (_, later) in pairwise(monitor.given))
@@ -539,6 +541,8 @@ async def test_what_follows_a_switch_is_counted_apart(monitor, monkeypatch):
     by_mode = {segment.mode: segment for segment in found}
     assert (by_mode["K=0"].draft_tokens, by_mode["K=3"].draft_tokens) == (0, 3)
     assert [set(by_mode[name].decode_seconds) for name in ("K=0", "K=3")] == [{"K=0"}, {"K=3"}]
+    # The reading at its end is a step.
+    assert by_mode["K=3"].catch_up_seconds == 1 / 8
 
 
 async def test_a_step_that_replays_the_prefill_is_waited_for(monkeypatch):
@@ -562,7 +566,9 @@ def round_of(*segments: Segment, cell: Cell = CELL) -> Round:
 
 
 WHOLE = round_of(
-    *(segment(ADAPTIVE, 110, drafts=10, accepted_tokens=5), segment(K0, 100), segment(K1, 90, after=K3)),
+    segment(ADAPTIVE, 110, drafts=10, accepted_tokens=5, catch_up_seconds=0.02),
+    segment(K0, 100),
+    segment(K1, 90, after=K3),
     segment(K3, 100, after=K0, drafts=20, accepted_tokens=30),
 )
 
@@ -624,6 +630,7 @@ def test_the_report_has_a_verdict_for_each_cell():
     counts = "shown in 1 of 2 cells, not shown in 0 of 2 cells, shown otherwise in 1 of 2 cells"
     assert f"- measured: {counts}\n- by choice: {counts}\n" in text
     assert "| code | 4 | 21 | K=0 | 1.100 (1.100 to 1.100) | shown |" in text
+    assert "| 0.00 | 2.0% |" in text
     assert "| base64 | 1 | 20 | K=0 | 0.500 (0.500 to 0.500) | shown otherwise |" in text
     assert "| code | 4 | 100 | 90 | 100 | 110 |" in text
     assert "| code | 4 | 2.50 | 0 | 0 |" in text
