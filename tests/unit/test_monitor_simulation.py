@@ -70,7 +70,7 @@ def test_at_break_even_the_choice_hardly_changes(payoff: float):
     ids=["useless", "two percent less", "break-even"],
 )
 def test_half_an_hour_without_drafts_costs_what_may_be_explored_and_ten_minutes_of_credit(text: Acceptance):
-    """As on a CPU, where a draft reads all contexts before a probe.  It was 3 and 6 % of the time."""
+    """As on a CPU, where a draft reads all contexts before a probe.  It was 2.4 to 6.2 % of the time."""
     seconds, share = 1800.0, POLICY.exploration_share
     engine = replace(CPU, catch_up=0.12)
     worker = SimulatedWorker(
